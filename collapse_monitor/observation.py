@@ -1,0 +1,76 @@
+"""What capture hands over and measure consumes: tensors with a mask, alive only during one window.
+
+Every tensor here is detached. Sample tensors own their memory: the model may overwrite its own in place at any time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+Key = tuple[object, ...]
+"""Address of an execution within one forward. Equal between windows as long as the model runs the same way."""
+
+
+@dataclass(slots=True, eq=False)
+class TokenSample:
+    """Some tokens of some sequences at one point of the residual stream, in the dtype the model used.
+
+    `mask` is False at padding of the sample itself (a sequence with fewer valid tokens than others); None: all valid.
+    Samples that show the same tensor of the model are the same object, so that equal work is done once.
+    """
+
+    hidden: Float[Tensor, "sequence token dim"]
+    mask: Bool[Tensor, "sequence token"] | None = None
+
+
+@dataclass(slots=True, eq=False)
+class BlockObservation:
+    """One execution of a block. `input` is None where the token sets of input and output differ or the input was not seen."""
+
+    output: TokenSample
+    input: TokenSample | None = None
+
+
+@dataclass(slots=True, eq=False)
+class AttentionObservation:
+    """The distribution one attention really used, on sampled query rows, in fp32 or better.
+
+    `weights` are before dropout, sink columns taken out and renormalised; windows of one image are separate entries of
+    `sequence`. `visible` is True at visible keys; None: all. Rows that belong to no valid query see no key.
+    `logits` is what entered the softmax, after scale, bias and softcap, before the mask. `sink` is the mass that went to sink columns.
+    `same_rows` is equal for two observations whose rows are the same queries over the same keys.
+    """
+
+    weights: Float[Tensor, "sequence head query key"]
+    visible: Bool[Tensor, "#sequence #head #query key"] | None = None
+    logits: Float[Tensor, "sequence head query key"] | None = None
+    sink: Float[Tensor, "sequence head query"] | None = None
+    query_index: Int[Tensor, "*sequence query"] | None = None
+    same_rows: object = None
+    cross: bool = False
+
+
+class Receiver(Protocol):
+    """Takes observations as they are made. Called with gradients and autocast off; must not keep an attention's tensors."""
+
+    def attention(self, key: Key, observation: AttentionObservation) -> None:
+        """One attention execution: reduce it to scalars per head now."""
+
+    def block(self, key: Key, observation: BlockObservation) -> None:
+        """One block execution: keep the sample, it is evaluated when the window closes."""
+
+    def branch(self, key: Key, branch: Float[Tensor, "..."], stream: Float[Tensor, "..."]) -> None:
+        """The operands of the addition where the attention `key` joined the stream (samples)."""
+
+    def gradient(self, key: Key, gradient: Float[Tensor, "..."]) -> None:
+        """dL/d(output) of a block; reduced now."""
+
+    def qv_gradient(self, key: Key, role: str, gradient: Float[Tensor, "..."]) -> None:
+        """dL/dq or dL/dv (`role` is "q" or "v") of an attention, as its kernel got them; reduced now."""
+
+
