@@ -1,0 +1,117 @@
+"""Axis labels: where each axis of a tensor came from.
+
+A label is a tuple of atoms, outermost first, whose sizes multiply to the size of the axis (an axis of size 1 has none). Views
+split and merge atoms, slices derive new ones, products pass the free axes of their operands on. That is enough to tell, at a
+softmax, which axis runs over queries, keys, heads and sequences, whatever the layout.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Atom:
+    """An indivisible axis. `feature`: made by a weight (a channel), not by the data (a batch entry, a token)."""
+
+    size: int
+    feature: bool = False
+    parents: tuple[Atom, ...] = ()
+
+    def descends_from(self, other: Atom) -> bool:
+        todo, seen = [self], set[int]()
+        while todo:
+            atom = todo.pop()
+            if atom is other:
+                return True
+            if id(atom) not in seen:
+                seen.add(id(atom))
+                todo.extend(atom.parents)
+        return False
+
+
+Label = tuple[Atom, ...]
+Labels = tuple[Label, ...]
+
+
+def fresh(size: int, feature: bool = False) -> Label:
+    """A new axis, related to nothing."""
+    return (Atom(size, feature),) if size != 1 else ()
+
+
+def fresh_axes(shape: Iterable[int], feature: bool = False) -> Labels:
+    return tuple(fresh(size, feature) for size in shape)
+
+
+def derived(label: Label, size: int) -> Label:
+    """An axis of another size made from this one (slice, pad, pool, repeat)."""
+    if math.prod(atom.size for atom in label) == size:
+        return label
+    return (Atom(size, any(atom.feature for atom in label), label),) if size != 1 else ()
+
+
+def renewed(label: Label) -> Label:
+    """The same axis under a name of its own."""
+    return tuple(Atom(atom.size, atom.feature, (atom,)) for atom in label)
+
+
+def related(one: Label, other: Label) -> bool:
+    """Whether the two axes share an atom, or one holds an ancestor of the other's."""
+    return any(a.descends_from(b) or b.descends_from(a) for a in one for b in other)
+
+
+def features(label: Label) -> int:
+    """How much of the axis is made of channels: the product of the sizes of its feature atoms."""
+    return math.prod(atom.size for atom in label if atom.feature)
+
+
+def is_feature(label: Label) -> bool:
+    """Whether the axis consists of channels only."""
+    return bool(label) and all(atom.feature for atom in label)
+
+
+class Splits:
+    """Remembers how atoms were split, so that splitting one atom twice gives the same halves."""
+
+    def __init__(self) -> None:
+        self._halves: dict[tuple[Atom, int], tuple[Atom, Atom]] = {}
+
+    def split(self, atom: Atom, outer: int) -> tuple[Atom, Atom]:
+        key = (atom, outer)
+        if key not in self._halves:
+            self._halves[key] = (Atom(outer, atom.feature, (atom,)), Atom(atom.size // outer, atom.feature, (atom,)))
+        return self._halves[key]
+
+    def reshape(self, labels: Labels, shape: Sequence[int]) -> Labels:
+        """Labels after a view to `shape`: atoms are handed out in order, split where an axis ends inside one."""
+        queue = [atom for label in labels for atom in label][::-1]
+        result: list[Label] = []
+        for size in shape:
+            label: list[Atom] = []
+            need = size
+            while need > 1 and queue:
+                atom = queue.pop()
+                if need % atom.size == 0:
+                    label.append(atom)
+                    need //= atom.size
+                elif atom.size % need == 0:
+                    outer, inner = self.split(atom, need)
+                    label.append(outer)
+                    queue.append(inner)
+                    need = 1
+                else:
+                    return fresh_axes(shape)
+            result.append(tuple(label) if need == 1 else fresh(size))
+        return tuple(result)
+
+
+def broadcast(operands: Sequence[tuple[Sequence[int], Labels]], shape: Sequence[int]) -> Labels:
+    """Labels of an element-wise result: per axis those of the first operand that is not broadcast there."""
+    result: list[Label] = []
+    for axis in range(-len(shape), 0):
+        size = shape[axis]
+        candidates = [labels[axis] for dims, labels in operands if len(dims) >= -axis and dims[axis] == size and labels[axis]]
+        result.append(candidates[0] if candidates else fresh(size))
+    return tuple(result)

@@ -1,0 +1,182 @@
+"""From sites to block executions: the repeated units that carry the residual stream, in order of entry."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from collapse_monitor.capture.discovery.candidates import BARE, REPEATED, UNIFORM, Candidate, Runs, candidates
+from collapse_monitor.capture.discovery.graph import Frame, Graph
+from collapse_monitor.capture.discovery.sites import FoundSite
+from collapse_monitor.capture.discovery.tree import ModuleTree, parent_of, prefixes
+
+_HYBRID_SHARE = 0.05
+"""A member without attention counts as a block when it holds at least this share of its container's weights."""
+_PURE_SHARE = 0.85
+"""Unless attention makes up more than this share of the members that have one: then the list is attention, feed-forward, attention ..."""
+_DESCEND_SHARE = 0.5
+
+
+@dataclass(slots=True, eq=False)
+class FoundBlock:
+    """One execution of a block. `frame` is its call; None for a unit that is never called itself (then `calls` are its parts)."""
+
+    name: str
+    start: int
+    end: int
+    frame: Frame | None = None
+    calls: list[Frame] = field(default_factory=list)
+    sites: list[FoundSite] = field(default_factory=list)
+    ran: bool = True
+
+
+def find_blocks(graph: Graph, sites: list[FoundSite], tree: ModuleTree) -> list[FoundBlock]:
+    """Block executions in order of entry; sites outside all of them (pooling heads) belong to none."""
+    runs = Runs(graph, sites)
+    if not sites:
+        names = _without_attention(tree, runs)
+    else:
+        names = _chosen(sites, tree, runs)
+        names |= _hybrid_members(names, sites, tree, runs)
+    blocks = [block for name in names for block in _executions(name, graph, sites, runs)]
+    blocks += [FoundBlock(name, _gap(name, tree, runs), -1, ran=False) for name in sorted(_skipped(names, tree, runs))]
+    blocks.sort(key=lambda block: block.start)
+    if not blocks and sites:
+        return _inline(graph, sites)
+    for block in blocks:
+        if block.ran:
+            block.sites = [site for site in sites if block.start <= site.start <= block.end and _holds(block, site)]
+    return blocks
+
+
+def _chosen(sites: list[FoundSite], tree: ModuleTree, runs: Runs) -> set[str]:
+    options = {id(site): candidates(site, tree, runs) for site in sites}
+    best = {key: min(found, key=lambda c: c.tier) for key, found in options.items()}  # ties: the first, innermost
+    proper = {key: choice for key, choice in best.items() if choice.tier < BARE}
+    if not proper:
+        return {choice.name for choice in best.values() if choice.name or _is_root_block(choice, sites)}
+    classes = {tree.class_of(choice.name) for choice in proper.values() if choice.tier in (UNIFORM, REPEATED)} - {None}
+    names: set[str] = set()
+    for site in sites:
+        known = next((name for name in prefixes(site.frame.name) if name != site.frame.name and tree.class_of(name) in classes and not tree.is_container(name)), None)
+        if known is not None:
+            names.add(known)
+        elif id(site) in proper:
+            names.add(proper[id(site)].name)
+    return {name for name in names if not any(other != name and name.startswith(other + ".") for other in names)}
+
+
+def _is_root_block(choice: Candidate, sites: list[FoundSite]) -> bool:
+    """The model itself is a block when every attention is in a module of its own."""
+    return choice.name == "" and all(site.frame.name for site in sites)
+
+
+def _hybrid_members(names: set[str], sites: list[FoundSite], tree: ModuleTree, runs: Runs) -> set[str]:
+    """Members without attention beside members with it: state-space or convolution layers of a hybrid."""
+    added: set[str] = set()
+    for parent in {parent_of(name) for name in names if tree.is_container(parent_of(name))}:
+        members = [child for child in tree.children(parent) if runs.ran(child)]
+        bearing = [child for child in members if child in names]
+        others = [child for child in members if child not in runs.bearing]
+        if not bearing or not others:
+            continue
+        attention = sum(tree.weight(site.frame.name) for site in sites if any(site.frame.name.startswith(child + ".") or site.frame.name == child for child in bearing))
+        if attention > _PURE_SHARE * max(1, sum(tree.weight(child) for child in bearing)):
+            continue
+        total = sum(tree.weight(child) for child in members)
+        added |= {child for child in others if _carries(child, runs) and tree.children(child) and tree.weight(child) >= _HYBRID_SHARE * total}
+    return added
+
+
+def _carries(name: str, runs: Runs) -> bool:
+    """Whether the module returns something shaped like what it was given."""
+    for frame in runs.frames[name]:
+        given = {value.shape for value in frame.inputs if not value.static and len(value.shape) >= 2}
+        if not any(value.shape in given for _, value in frame.outputs):
+            return False
+    return bool(runs.frames[name])
+
+
+def _skipped(names: set[str], tree: ModuleTree, runs: Runs) -> set[str]:
+    """Members of a chosen class that did not run this time: layer drop, stochastic depth."""
+    skipped: set[str] = set()
+    for parent in {parent_of(name) for name in names if tree.is_container(parent_of(name))}:
+        classes = {tree.class_of(name) for name in names if parent_of(name) == parent}
+        skipped |= {child for child in tree.children(parent) if not runs.ran(child) and tree.class_of(child) in classes and tree.children(child)}
+    return skipped
+
+
+def _gap(name: str, tree: ModuleTree, runs: Runs) -> int:
+    """Where a skipped member would have run: after the last earlier sibling that did."""
+    start = -1
+    for child in tree.children(parent_of(name)):
+        if child == name:
+            break
+        if runs.ran(child):
+            start = max(start, runs.start(child))
+    return start
+
+
+def _executions(name: str, graph: Graph, sites: list[FoundSite], runs: Runs) -> list[FoundBlock]:
+    if name == "":
+        return [FoundBlock("", 0, len(graph.operations) - 1, graph.frames[0])]
+    frames = [frame for frame in runs.frames[name] if not any(f.name == name for f in frame.ancestors() if f is not frame)]
+    if frames:
+        found = [FoundBlock(name, frame.first, frame.last, frame) for frame in frames]
+        heard = [block for block in found if any(block.start <= site.start <= block.end for site in sites)]
+        return heard if heard and name in runs.bearing else found
+    return _virtual_executions(name, graph)
+
+
+def _virtual_executions(name: str, graph: Graph) -> list[FoundBlock]:
+    """A unit that is never called: its parts are, and the first part called again begins the next execution."""
+    parts = [
+        frame
+        for frame in graph.frames[1:]
+        if frame.name.startswith(name + ".") and frame.parent is not None and not frame.parent.name.startswith(name + ".")
+    ]
+    blocks: list[FoundBlock] = []
+    for frame in parts:
+        if not blocks or frame.name == blocks[-1].calls[0].name:
+            blocks.append(FoundBlock(name, frame.first, frame.last))
+        blocks[-1].calls.append(frame)
+        blocks[-1].end = max(blocks[-1].end, frame.last)
+    return blocks
+
+
+def _inline(graph: Graph, sites: list[FoundSite]) -> list[FoundBlock]:
+    """No module repeats: each attention written out in one long forward is a block of its own."""
+    ends = [site.start - 1 for site in sites[1:]] + [len(graph.operations) - 1]
+    starts = [0, *[(site.first.product or site.first.operation).index for site in sites[1:]]]
+    return [
+        FoundBlock(site.frame.name, start, end, sites=[site]) for site, start, end in zip(sites, starts, ends, strict=True)
+    ]
+
+
+def _holds(block: FoundBlock, site: FoundSite) -> bool:
+    name = site.frame.name
+    return block.name == "" or name == block.name or name.startswith(block.name + ".")
+
+
+def _without_attention(tree: ModuleTree, runs: Runs) -> set[str]:
+    """Without attention: the members of homogeneous lists in series that keep the shape, as deep as the weights are."""
+    found: set[str] = set()
+    reshaping: set[type | None] = set()
+    for parent in [name for name in tree.modules if tree.is_container(name)]:
+        members = [child for child in tree.children(parent) if runs.ran(child)]
+        classes = Counter(tree.class_of(child) for child in members)
+        if len(members) < 2 or len(classes) != 1 or not runs.in_series(members):
+            continue
+        if all(_carries(child, runs) and tree.children(child) for child in members):
+            found |= set(members)
+        else:
+            reshaping |= set(classes)
+    found = {name for name in found if tree.class_of(name) not in reshaping}
+    inner = {name for name in found if any(name.startswith(other + ".") for other in found)}
+    for outer in found - inner:
+        below = {name for name in inner if name.startswith(outer + ".")}
+        if below and sum(tree.weight(name) for name in below) >= _DESCEND_SHARE * tree.weight(outer):
+            found.discard(outer)
+        else:
+            found -= below
+    return found

@@ -1,0 +1,273 @@
+"""Recognising attention while it happens: which operation normalises scores over keys, and what its axes mean."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from collapse_monitor.capture.discovery.axes import Label, is_feature, related
+from collapse_monitor.capture.discovery.graph import Operation, Product, Value
+from collapse_monitor.capture.discovery.semantics import CONVOLUTIONS, REDUCTIONS, SOFTMAXES
+from collapse_monitor.capture.rows.folding import Factor, Folding
+from collapse_monitor.capture.rows.softmax import MapAxes
+
+Scores = Literal["data", "query", "pool", "router", "constant", "channel", "unknown"]
+"""Where scores come from. `data`: both operands carry data. `query`: a learned query over data keys. `pool`: a linear layer scores
+tokens. `router`: data against learned keys. `constant`: weights only. `channel`: features against features. `unknown`: unseen."""
+
+FUSED = frozenset({"scaled_dot_product_attention", "flex_attention"})
+_EXPONENTIALS = frozenset({"exp", "exp2", "exp_"})
+_WALK = 400
+
+
+@dataclass(slots=True, eq=False)
+class Event:
+    """One normalisation of scores. `weights` is the map a written-out softmax made (None for a fused kernel)."""
+
+    operation: Operation
+    how: str
+    scores: Scores
+    query: Value
+    key: Value
+    value: Value | None
+    weights: Value | None
+    axes: MapAxes | None
+    folding: Folding
+    query_label: Label
+    key_label: Label
+    query_length: int
+    key_length: int
+    product: Operation | None = None
+    consumer: Operation | None = None
+
+    @property
+    def heads(self) -> int | None:
+        return self.folding.heads
+
+
+def recognise(operation: Operation) -> Event | None:
+    """The event this operation is, if it is one; written-out ones still have to be consumed to count."""
+    if operation.name in FUSED and len(operation.inputs) >= 3:
+        return _fused(operation)
+    if (operation.name in SOFTMAXES and operation.axes) or operation.name in _EXPONENTIALS:
+        return _written(operation)
+    return None
+
+
+def _fused(operation: Operation) -> Event | None:
+    query, key, value = operation.inputs[:3]
+    if len(query.shape) < 2 or len(key.shape) < 2:
+        return None
+    scores: Scores = "data"
+    if is_feature(query.labels[-2]) and is_feature(key.labels[-2]) and not is_feature(query.labels[-1]) and query.labels[-1]:
+        scores = "channel"
+    how = "flex" if operation.name == "flex_attention" else "sdpa"
+    return Event(
+        operation,
+        how,
+        scores,
+        query,
+        key,
+        value,
+        None,
+        None,
+        folding_of(query.labels[:-2]),
+        query.labels[-2],
+        key.labels[-2],
+        query.shape[-2],
+        key.shape[-2],
+    )
+
+
+def _written(operation: Operation) -> Event | None:
+    source = operation.inputs[0]
+    if len(source.shape) < 2 or not operation.outputs:
+        return None
+    exponential = operation.name in _EXPONENTIALS
+    axes = range(len(source.shape) - 1, -1, -1) if exponential else operation.axes
+    found = next((match for axis in axes for match in _matches(source, axis)), None)
+    if found is None or (exponential and found[3] != "data"):
+        return None
+    product, key_side, axis, scores = found
+    contraction = product.product
+    assert contraction is not None
+    left = key_side == "right"
+    query, key = (contraction.left, contraction.right) if left else (contraction.right, contraction.left)
+    weights = operation.outputs[0]
+    query_axis = _query_axis(weights, axis, contraction.left_made if left else contraction.right_made)
+    rest = [label for position, label in enumerate(weights.labels) if position not in (axis, query_axis)]
+    folding = folding_of(tuple(rest))
+    return Event(
+        operation,
+        "exp" if exponential else "softmax",
+        scores,
+        query,
+        key,
+        None,
+        weights,
+        MapAxes(axis, query_axis, len(weights.shape), folding),
+        folding,
+        weights.labels[query_axis] if query_axis is not None else (),
+        weights.labels[axis],
+        weights.shape[query_axis] if query_axis is not None else 1,
+        weights.shape[axis],
+        product=product,
+    )
+
+
+def _matches(source: Value, axis: int) -> Iterator[tuple[Operation, str, int, Scores]]:
+    """Products upstream of the scores whose free axis is the normalised one; those of data with data first."""
+    label, size = source.labels[axis], source.shape[axis]
+    others: list[tuple[Operation, str, int, Scores]] = []
+    for operation in products_above(source, label):
+        product = operation.product
+        assert product is not None
+        side = _side(product, label, size)
+        if side is None:
+            continue
+        scores = classify(operation.name, product, side)
+        if scores != "data":
+            others.append((operation, side, axis, scores))
+        elif not others or _keeps_both_sides(product, source):
+            yield operation, side, axis, scores
+            return
+    yield from others[:1]
+
+
+def _keeps_both_sides(product: Product, source: Value) -> bool:
+    """Whether the scores still run over the free axes of both operands: what lies between only mixed heads."""
+    return all(not side or any(related(axis, label) for axis in side for label in source.labels) for side in (product.left_made, product.right_made))
+
+
+def _side(product: Product, label: Label, size: int) -> str | None:
+    """Which operand the normalised axis comes from."""
+    for side, made in (("right", product.right_made), ("left", product.left_made)):
+        if any(related(axis, label) for axis in made):
+            return side
+    for side, value, free in (("right", product.right, product.right_free), ("left", product.left, product.left_free)):
+        if free and value.shape[free[-1]] == size:
+            return side
+    return None
+
+
+def classify(name: str, product: Product, key_side: str) -> Scores:
+    """The kind of scores a product makes when they are normalised over a free axis of its `key_side` operand."""
+    query, key = (product.left, product.right) if key_side == "right" else (product.right, product.left)
+    if query.static and key.static:
+        return "constant"
+    if key.static:
+        return "router"
+    if query.static:
+        return "pool" if name in ("linear", "addmm") or name in CONVOLUTIONS else "query"
+    contracted = [product.left.labels[axis] for axis in product.left_contracted]
+    free = [product.left.labels[a] for a in product.left_free[-1:]] + [product.right.labels[a] for a in product.right_free[-1:]]
+    if free and all(is_feature(label) for label in free) and contracted and not any(is_feature(label) for label in contracted):
+        return "channel"
+    return "data"
+
+
+def products_above(source: Value, label: Label) -> Iterator[Operation]:
+    """Nearest products the scores were made by; a product that only mixes other axes (heads) is passed through as well."""
+    todo, seen, steps = [source], set[int](), 0
+    while todo and steps < _WALK:
+        value = todo.pop(0)
+        operation = value.producer
+        steps += 1
+        if operation is None or operation.index in seen:
+            continue
+        seen.add(operation.index)
+        if operation.product is not None:
+            yield operation
+            data = next((v for v in (operation.product.left, operation.product.right) if not v.static), None)
+            both = not operation.product.left.static and not operation.product.right.static
+            if data is None or both or not any(related(axis, label) for axis in data.labels):
+                continue
+            todo.append(data)
+        elif operation.name not in REDUCTIONS and operation.name not in SOFTMAXES and operation.name != "embedding" and operation.name not in FUSED:
+            todo.extend(operation.inputs)
+
+
+def _query_axis(weights: Value, key_axis: int, labels: tuple[Label, ...]) -> int | None:
+    candidates = [axis for axis in range(len(weights.shape)) if axis != key_axis]
+    for axis in reversed(candidates):
+        if any(related(weights.labels[axis], label) for label in labels):
+            return axis
+    if not labels:
+        return None
+    sizes = [axis for axis in reversed(candidates) if not is_feature(weights.labels[axis])]
+    adjacent = key_axis - 1
+    return adjacent if adjacent in sizes else (sizes[0] if sizes else None)
+
+
+def folding_of(labels: tuple[Label, ...]) -> Folding:
+    """Leading axes made by weights are heads, those made by data are sequences; without any, the last of several is the heads."""
+    leading: list[tuple[Factor, ...]] = []
+    for label in labels:
+        factors: list[list[object]] = []
+        for atom in label:
+            role = "head" if atom.feature else "sequence"
+            if factors and factors[-1][0] == role:
+                factors[-1][1] = int(str(factors[-1][1])) * atom.size
+            else:
+                factors.append([role, atom.size])
+        sequences = [factor for factor in factors if factor[0] == "sequence"]
+        if sequences:
+            sequences[0][1] = -1
+        leading.append(tuple((str(role), int(str(size))) for role, size in factors) or (("sequence", -1),))  # type: ignore[misc]
+    if len(leading) >= 2 and not any(role == "head" for axis in leading for role, _ in axis):
+        leading[-1] = (("head", math.prod(atom.size for atom in labels[-1])),)
+    return Folding(tuple(leading))
+
+
+def attach_consumer(event: Event) -> bool:
+    """Find the product that weighs data with this event's map over its keys; False where there is none."""
+    if event.weights is None:
+        return True
+    todo: list[tuple[Value, Value | None]] = [(event.weights, None)]
+    seen: set[int] = set()
+    while todo and len(seen) < _WALK:
+        value, weighed = todo.pop(0)
+        for operation in value.consumers:
+            if operation.index in seen:
+                continue
+            seen.add(operation.index)
+            other = _weighed_operand(operation, value, event)
+            if other is not None:
+                if other.static and event.scores != "constant":
+                    continue
+                event.consumer, event.value = operation, other
+                return True
+            if operation.name == "sum" and weighed is not None and any(related(value.labels[axis], event.key_label) for axis in operation.axes):
+                event.consumer, event.value = operation, weighed
+                return True
+            if operation.product is not None and not _mixes_other_axes(operation, value, event):
+                continue
+            if operation.name in REDUCTIONS or operation.name in FUSED:
+                continue
+            factor = weighed
+            if operation.name in ("mul", "__mul__", "__rmul__"):
+                factor = next((v for v in operation.inputs if v is not value and not v.static and len(v.shape) >= 2), weighed)
+            todo.extend((output, factor) for output in operation.outputs)
+    return False
+
+
+def _weighed_operand(operation: Operation, weights: Value, event: Event) -> Value | None:
+    product = operation.product
+    if product is None:
+        return None
+    for mine, other, axes in ((product.left, product.right, product.left_contracted), (product.right, product.left, product.right_contracted)):
+        if mine is weights and any(
+            related(weights.labels[axis], event.key_label) or (not weights.labels[axis] and event.key_length == 1) for axis in axes
+        ):
+            return other
+    return None
+
+
+def _mixes_other_axes(operation: Operation, weights: Value, event: Event) -> bool:
+    """Talking heads and re-attention: a product with a weight that leaves the key axis alone."""
+    product = operation.product
+    assert product is not None
+    other = product.right if product.left is weights else product.left
+    return other.static and any(related(label, event.key_label) for output in operation.outputs for label in output.labels)

@@ -1,0 +1,241 @@
+"""From the graph of one forward to the plan for all later ones: sites, blocks, and the places where they are read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+from torch import nn
+
+from collapse_monitor.capture.discovery.blocks import FoundBlock, find_blocks
+from collapse_monitor.capture.discovery.events import FUSED, Event
+from collapse_monitor.capture.discovery.graph import Frame, Graph, Operation, Value
+from collapse_monitor.capture.discovery.semantics import PRODUCTS, SOFTMAXES
+from collapse_monitor.capture.discovery.sites import FoundSite, find_attention, is_cross
+from collapse_monitor.capture.discovery.streams import ADDITIONS, input_value, joins, layout_of, output_value, token_label
+from collapse_monitor.capture.discovery.tree import ModuleTree, canonical
+from collapse_monitor.capture.plan import AttentionPlan, BlockPlan, Kind, Place, Plan
+from collapse_monitor.observation import Key
+from collapse_monitor.records import Site
+
+KINDS: dict[str, Kind] = {
+    **dict.fromkeys(FUSED, "fused"),
+    **dict.fromkeys(SOFTMAXES, "softmax"),
+    **dict.fromkeys(("exp", "exp2", "exp_"), "exp"),
+    **dict.fromkeys(PRODUCTS, "product"),
+    **dict.fromkeys(ADDITIONS, "add"),
+}
+"""The functions a lean step counts, by bare name."""
+
+
+@dataclass(slots=True, eq=False)
+class Made:
+    """The plan, with the values of this forward that its places stand for."""
+
+    plan: Plan
+    blocks: list[tuple[BlockPlan, Value | None, Value | None]]
+    attentions: list[tuple[AttentionPlan, FoundSite, Value | None]]
+
+
+def make_plan(graph: Graph, events: list[Event], model: nn.Module, causal: dict[int, bool], masks: list[tuple[str, int, str]]) -> Made:
+    """Everything that can be known from one forward."""
+    found, rejected = find_attention(graph, events)
+    blocks = find_blocks(graph, found, ModuleTree(model))
+    places = Places(graph)
+    streams = _streams(graph, blocks)
+    for _, output, given in streams:
+        places.want(output)
+        places.want(given)
+    attentions = [_joined(graph, site, next((s for s in streams if site in s[0].sites), None)) for site in found]
+    for site, addition, _ in attentions:
+        for operation in (*(event.operation for event in site.events), site.first.product, site.first.consumer, addition):
+            if operation is not None:
+                places.frames.add(operation.frame.name)
+    places.frames |= {"", *(name for name, _, _ in masks)}
+    places.count()
+    names = _names(blocks, found)
+    block_plans = [
+        (_block_plan(index, block, output, given, places, events, names), output, given) for index, (block, output, given) in enumerate(streams)
+    ]
+    keys = {id(block): plan.key for (block, _, _), (plan, _, _) in zip(streams, block_plans, strict=True)}
+    attention_plans = []
+    for site, addition, to_stream in attentions:
+        layer = next((index for index, (block, _, _) in enumerate(streams) if site in block.sites), None)
+        plan = _attention_plan(graph, site, layer, addition, to_stream, places, causal, names)
+        stream: Value | None = None
+        if layer is not None:
+            plan = replace(plan, block=keys[id(streams[layer][0])])
+            stream = None if to_stream else streams[layer][2]
+        attention_plans.append((plan, site, stream))
+    plan = Plan(
+        tuple(p for p, _, _ in block_plans),
+        tuple(p for p, _, _ in attention_plans),
+        frozenset(places.frames),
+        {canonical(name): reason for name, reason in rejected.items()},
+        tuple(masks),
+    )
+    return Made(plan, block_plans, attention_plans)
+
+
+class Places:
+    """Turns values and operations of the graph into places that a lean step can find again."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.frames: set[str] = set()
+        self._returned: dict[int, tuple[Frame, tuple[object, ...]]] = {}
+        self._taken: dict[int, tuple[Frame, int]] = {}
+        self._ordinals: dict[int, tuple[Frame, int]] = {}
+        for frame in graph.frames[1:]:
+            for path, value in frame.outputs:
+                self._returned.setdefault(value.index, (frame, path))
+            for position, value in enumerate(frame.inputs):
+                self._taken.setdefault(value.index, (frame, position))
+
+    def want(self, value: Value | None) -> None:
+        """Listen to the call that returns, makes or takes the value."""
+        if value is None:
+            return
+        if value.index in self._returned:
+            self.frames.add(self._returned[value.index][0].name)
+        elif value.producer is not None and value.producer.name in ADDITIONS:
+            self.frames.add(value.producer.frame.name)
+        elif value.index in self._taken:
+            self.frames.add(self._taken[value.index][0].name)
+
+    def count(self) -> None:
+        """Number the operations of every kind within their innermost listened call. After the last `want`."""
+        counters: Counter[tuple[int, Kind]] = Counter()
+        for operation in self.graph.operations:
+            kind = KINDS.get(operation.name)
+            if kind is not None:
+                frame = next((f for f in operation.frame.ancestors() if f.name in self.frames), self.graph.frames[0])
+                self._ordinals[operation.index] = (frame, counters[frame.index, kind])
+                counters[frame.index, kind] += 1
+
+    def of_value(self, value: Value | None) -> Place | None:
+        if value is None:
+            return None
+        if value.index in self._returned:
+            frame, path = self._returned[value.index]
+            return Place(frame.name, frame.call, "output", path)
+        if value.producer is not None and value.producer.name in ADDITIONS:
+            return self.of_operation(value.producer)
+        if value.index in self._taken:
+            frame, position = self._taken[value.index]
+            return Place(frame.name, frame.call, "input", (position,))
+        return None
+
+    def of_operation(self, operation: Operation) -> Place:
+        frame, ordinal = self._ordinals[operation.index]
+        return Place(frame.name, frame.call, "operation", (), KINDS[operation.name], ordinal)
+
+
+def _streams(graph: Graph, blocks: list[FoundBlock]) -> list[tuple[FoundBlock, Value | None, Value | None]]:
+    streams: list[tuple[FoundBlock, Value | None, Value | None]] = []
+    previous: Value | None = None
+    for block, following in zip(blocks, [*blocks[1:], None], strict=True):
+        output = output_value(graph, block, following) if block.ran else None
+        streams.append((block, output, input_value(block, output, previous)))
+        previous = output
+    return streams
+
+
+def _joined(graph: Graph, site: FoundSite, stream: tuple[FoundBlock, Value | None, Value | None] | None) -> tuple[FoundSite, Operation | None, bool]:
+    """The addition at which the site's result joins, and whether its other operand is the stream itself."""
+    first = site.first.consumer or site.first.operation
+    for operation in graph.operations[first.index :]:
+        side = joins(operation, site.first)
+        if side is None:
+            continue
+        other = operation.inputs[1 - side]
+        block = stream[0] if stream is not None else None
+        made_inside = block is not None and other.producer is not None and other.producer.index >= block.start
+        is_sum = other.producer is not None and other.producer.name in ADDITIONS
+        return site, operation, not made_inside or is_sum or _later_stream(other, site, block)
+    return site, None, True
+
+
+def _later_stream(other: Value, site: FoundSite, block: FoundBlock | None) -> bool:
+    """After an earlier attention of the same block the stream is whatever descends from it."""
+    earlier = [s for s in (block.sites if block is not None else []) if s.start < site.start]
+    return any(other.producer is not None and other.producer.ancestry >> s.start & 1 for s in earlier)
+
+
+def _names(blocks: list[FoundBlock], sites: list[FoundSite]) -> dict[int, str]:
+    """A name for every execution: the canonical module path, later executions numbered."""
+    names: dict[int, str] = {}
+    for group in (blocks, sites):
+        seen: Counter[str] = Counter()
+        for item in group:
+            plain = canonical(item.name if isinstance(item, FoundBlock) else item.frame.name) or "model"
+            names[id(item)] = plain if not seen[plain] else f"{plain}@{seen[plain]}"
+            seen[plain] += 1
+    return names
+
+
+def _block_plan(
+    index: int, block: FoundBlock, output: Value | None, given: Value | None, places: Places, events: list[Event], names: dict[int, str]
+) -> BlockPlan:
+    key: Key = ("block", max(block.start, 0), index)
+    site = Site(names[id(block)], "block", index)
+    place = places.of_value(output)
+    layout = layout_of(output, token_label(block, events)) if output is not None else layout_of(Value(-1, (1, 1, 1), ((), (), ()), True), ())
+    missing = ""
+    if not block.ran:
+        missing = "did not run in the watched forward (layer drop or a skipped branch)"
+    elif place is None:
+        missing = "its hidden state is not returned by a module or made by an addition; pass sites= to name another module"
+    return BlockPlan(key, site, place, places.of_value(given), layout, missing)
+
+
+def _attention_plan(
+    graph: Graph,
+    site: FoundSite,
+    layer: int | None,
+    addition: Operation | None,
+    to_stream: bool,
+    places: Places,
+    causal: dict[int, bool],
+    names: dict[int, str],
+) -> AttentionPlan:
+    event = site.first
+    heads = len(site.events) if site.parallel_heads else event.heads
+    record = Site(
+        names[id(site)],
+        "attention",
+        layer,
+        heads,
+        event.query_length,
+        event.key_length,
+        causal.get(event.operation.index, False),
+        is_cross(graph, event),
+        event.how,
+    )
+    maps = [e.operation for e in site.events] if site.parallel_heads else [event.operation]
+    query = value = branch = None
+    if event.weights is not None:
+        query = _operand(event.product, event.query, places)
+        value = _operand(event.consumer, event.value, places)
+    if addition is not None:
+        branch = (places.of_operation(addition), joins(addition, event) or 0, to_stream)
+    missing = "flex_attention rows are read in a later version" if event.how == "flex" else ""
+    return AttentionPlan(
+        ("attention", event.operation.index),
+        record,
+        event.how,
+        tuple(places.of_operation(operation) for operation in maps),
+        event.folding,
+        event.axes,
+        query,
+        value,
+        branch,
+        missing=missing,
+    )
+
+
+def _operand(operation: Operation | None, value: Value | None, places: Places) -> tuple[Place, int] | None:
+    product = operation.product if operation is not None else None
+    if operation is None or product is None or value is None:
+        return None
+    return places.of_operation(operation), 0 if product.left is value else 1

@@ -1,0 +1,177 @@
+"""From events to attention sites: which normalisations are token attention, and which of them belong together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from collapse_monitor.capture.discovery.events import Event, Scores, attach_consumer
+from collapse_monitor.capture.discovery.graph import Frame, Graph, Operation, Value, common_frame
+
+
+@dataclass(slots=True, eq=False)
+class FoundSite:
+    """One execution of an attention: the call it happens in and the events that are its maps (heads run apart, chunks, mixtures)."""
+
+    frame: Frame
+    events: list[Event]
+    parallel_heads: bool = False
+
+    @property
+    def first(self) -> Event:
+        return self.events[0]
+
+    @property
+    def start(self) -> int:
+        return self.first.operation.index
+
+
+def find_attention(graph: Graph, events: Iterable[Event]) -> tuple[list[FoundSite], dict[str, str]]:
+    """The attention sites in order of execution, and why other normalisations are none (place -> reason)."""
+    accepted: list[Event] = []
+    rejected: dict[str, str] = {}
+    unsure: list[Event] = []
+    events = list(events)
+    routed = {id(event.product) for event in events if event.scores == "router"}
+    for event in events:
+        consumed = attach_consumer(event)
+        reason = _objection(event.scores, consumed)
+        if event.scores == "query" and id(event.product) in routed:
+            reason = "the same scores are also normalised over weights: a soft router"
+        if reason is None:
+            accepted.append(event)
+        elif event.scores == "constant" and consumed:
+            unsure.append(event)
+        else:
+            rejected[event.operation.frame.name or "model"] = reason
+    kinds = {_place(event).name.split(".")[-1] for event in accepted}
+    accepted += [event for event in unsure if _place(event).name.split(".")[-1] in kinds]
+    accepted.sort(key=lambda event: event.operation.index)
+    return _joined_heads(graph, _grouped(graph, accepted)), rejected
+
+
+def _objection(scores: Scores, consumed: bool) -> str | None:
+    if scores == "router":
+        return "its keys are weights: a router, gate or codebook"
+    if scores == "pool":
+        return "its scores come from one linear layer: a pooling gate without keys"
+    if scores == "channel":
+        return "it weighs features, not tokens: channel attention"
+    if not consumed:
+        return "nothing is averaged with it: a loss, a classifier or a similarity"
+    if scores == "constant":
+        return "its scores do not depend on the data"
+    return None
+
+
+def _place(event: Event) -> Frame:
+    """The innermost call around the event that does more than a softmax."""
+    frame = event.operation.frame
+    while frame.parent is not None and not frame.has_parameters and (event.product is None or not event.product.frame.within(frame)):
+        if event.weights is None and event.query.producer is not None and event.query.producer.frame.within(frame):
+            break
+        frame = frame.parent
+    return frame
+
+
+def _grouped(graph: Graph, events: list[Event]) -> list[FoundSite]:
+    """Events of one call are one site, unless the scores of a later one were made from what an earlier one attended to."""
+    sites: list[FoundSite] = []
+    open_sites: dict[int, FoundSite] = {}
+    for event in events:
+        frame = _place(event)
+        site = open_sites.get(frame.index)
+        if site is None or any(_feeds(earlier, event) for earlier in site.events):
+            site = open_sites[frame.index] = FoundSite(frame, [])
+            sites.append(site)
+        site.events.append(event)
+    return sites
+
+
+def _feeds(earlier: Event, later: Event) -> bool:
+    source = earlier.consumer or earlier.operation
+    return bool(later.operation.ancestry >> source.index & 1)
+
+
+def _joined_heads(graph: Graph, sites: list[FoundSite]) -> list[FoundSite]:
+    """Single-head calls beside each other (`heads.0`, `heads.1`) that do not depend on each other are the heads of one site."""
+    result: list[FoundSite] = []
+    families: dict[tuple[str, int], FoundSite] = {}
+    for site in sites:
+        family = _family(site)
+        if family is None:
+            result.append(site)
+            continue
+        joined = families.get(family)
+        if joined is not None and not any(_feeds(event, site.first) for event in joined.events):
+            joined.events += site.events
+            joined.parallel_heads = True
+            joined.frame = common_frame(joined.frame, site.frame)
+        else:
+            families[family] = site
+            result.append(site)
+    return result
+
+
+def _family(site: FoundSite) -> tuple[str, int] | None:
+    numbered = re.fullmatch(r"(?:(.*)\.)?(\d+)", site.frame.name)
+    if numbered is None or len(site.events) != 1 or site.first.heads != 1 or site.frame.parent is None:
+        return None
+    return (numbered.group(1) or "", site.frame.parent.index)
+
+
+def is_cross(graph: Graph, event: Event) -> bool:
+    """Whether queries and keys come from different sequences: what they depend on before their projections differs."""
+    query, key = event.query, event.key
+    if query.static != key.static:
+        return True
+    start = _projection_start(event)
+    return _older_sources(graph, query, start) != _older_sources(graph, key, start)
+
+
+def _projection_start(event: Event) -> int:
+    """Index of the first operation of the call that holds the projections of query and key."""
+    frame = _place(event)
+    for value in (event.query, event.key):
+        projection = _last_projection(value)
+        if projection is not None:
+            frame = common_frame(frame, projection.frame)
+            if frame.parent is None:
+                return min(p.index for p in map(_last_projection, (event.query, event.key)) if p is not None)
+    return frame.first
+
+
+def _last_projection(value: Value) -> Operation | None:
+    todo, seen = [value], set[int]()
+    while todo and len(seen) < 100:
+        operation = todo.pop(0).producer
+        if operation is None or operation.index in seen:
+            continue
+        seen.add(operation.index)
+        if operation.product is not None and (operation.product.left.static or operation.product.right.static):
+            return operation
+        todo.extend(value for value in operation.inputs if not value.static)
+    return None
+
+
+def _older_sources(graph: Graph, value: Value, start: int) -> frozenset[int]:
+    """Module calls finished before `start`, and inputs from outside, that the value depends on."""
+    sources: set[int] = set()
+    todo, seen = [value], set[int]()
+    while todo:
+        current = todo.pop()
+        if current.index in seen or current.static:
+            continue
+        seen.add(current.index)
+        operation = current.producer
+        if operation is None:
+            sources.add(-current.index - 1)
+            continue
+        if operation.index < start:
+            for frame in operation.frame.ancestors():
+                if frame.parent is not None and 0 <= frame.last < start:
+                    sources.add(frame.index)
+                    break
+        todo.extend(operation.inputs)
+    return frozenset(sources)

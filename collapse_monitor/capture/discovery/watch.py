@@ -1,0 +1,248 @@
+"""The discovery pass: watch one forward of the user's run, take samples on the way, and work out the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from collapse_monitor.capture.discovery.events import Event, recognise
+from collapse_monitor.capture.discovery.graph import Frame, Operation, Value
+from collapse_monitor.capture.discovery.planning import make_plan
+from collapse_monitor.capture.discovery.streams import ADDITIONS, is_hidden, joins, layout_of
+from collapse_monitor.capture.discovery.trace import Trace
+from collapse_monitor.capture.hooks import GradientHooks
+from collapse_monitor.capture.masks import token_masks
+from collapse_monitor.capture.plan import Plan
+from collapse_monitor.capture.reading import Reader
+from collapse_monitor.capture.rows.sdpa import SdpaCall, sdpa_rows
+from collapse_monitor.capture.rows.softmax import softmax_rows
+from collapse_monitor.capture.sampling import Sampler
+from collapse_monitor.capture.tensors import is_readable, leaves
+from collapse_monitor.observation import AttentionObservation, BlockObservation, Key, Receiver, TokenSample
+from collapse_monitor.records import Site
+
+_SCORED = ("data", "query", "constant")
+
+
+class Discovery(Reader):
+    """Hears one forward without knowing the model. `finish` delivers the snapshot's observations and returns the plan."""
+
+    def __init__(self, model: nn.Module, sampler: Sampler, receiver: Receiver, gradients: GradientHooks, fault: Callable[[str, BaseException], None]) -> None:
+        super().__init__(sampler, receiver, gradients, fault)
+        self.model = model
+        self.mode = Trace(model, self, lambda error: fault("discovery", error))
+        self.events: list[Event] = []
+        self.mask_places: list[tuple[str, int, str]] = []
+        self._samples: dict[int, TokenSample] = {}
+        self._inputs: dict[int, list[tuple[Value, Tensor, int]]] = {}
+        self._waiting: dict[int, AttentionObservation] = {}
+        self._branches: dict[int, tuple[Operation, int, TokenSample, TokenSample]] = {}
+        self._causal: dict[int, Tensor] = {}
+        self._watched: set[int] = set()
+        self._gradient_keys: dict[int, Key] = {}
+        self._operand_roles: dict[tuple[int, int], tuple[Key, str]] = {}
+
+    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.mode.enter(module, args, kwargs)
+
+    def leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        self.mode.leave(module, args, kwargs, output)
+
+    @property
+    def depth(self) -> int:
+        return self.mode.depth
+
+    # -- what the trace tells
+
+    def operation(self, operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        event = recognise(operation)
+        if event is not None:
+            self.events.append(event)
+            if event.scores in _SCORED:
+                self.guarded("attention rows", self._rows, event, args, kwargs, result)
+        elif operation.product is not None:
+            self.guarded("gradients of q and v", self._watch_operands, operation, args, kwargs)
+        elif operation.name in ADDITIONS:
+            self.guarded("residual additions", self._addition, operation, args, kwargs, result)
+
+    def entered(self, frame: Frame, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        for name, mask in token_masks(module, args, kwargs).items():
+            if self.sampler.mask_for(*mask.shape) is None:
+                self.sampler.masks.append(mask)
+                self.mask_places.append((frame.name, frame.call, name))
+        if not frame.leaf:
+            tensors = [tensor for _, tensor in leaves((args, kwargs))]
+            self._inputs[frame.index] = [
+                (value, tensor, tensor._version)
+                for value, tensor in zip(frame.inputs, tensors, strict=True)
+                if is_readable(tensor) and not tensor.is_inference() and is_hidden(value)
+            ]
+
+    def left(self, frame: Frame, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        given = self._inputs.pop(frame.index, [])
+        inside = [event for event in self.events if event.operation.index >= frame.first]
+        if frame.leaf or result is None or not inside:
+            return
+        label = inside[0].query_label
+        shapes = {value.shape for value, _, _ in given}
+        for (_, value), (_, tensor) in zip(frame.outputs, leaves(result), strict=True):
+            if is_readable(tensor) and is_hidden(value) and (value.shape in shapes or len(value.shape) <= 3):
+                self._sample(value, tensor, label)
+                self._watch_gradient(value, tensor)
+        for value, tensor, version in given:
+            if tensor._version == version:
+                self._sample(value, tensor, label)
+
+    # -- samples
+
+    def _rows(self, event: Event, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        if event.how == "sdpa":
+            call = SdpaCall.of(args, kwargs)
+            if not is_readable(call.query):
+                return
+            observation = sdpa_rows(call, event.folding, self.sampler)
+            self._watch_operand(event.operation.index, 0, call.query)
+            self._watch_operand(event.operation.index, 1, call.value)
+        elif event.axes is not None and isinstance(args[0] if args else None, Tensor):
+            source = args[0]
+            if not is_readable(source) or not is_readable(result):
+                return
+            observation = softmax_rows(source, result, event.axes, self.sampler)
+        else:
+            return
+        self._causal[event.operation.index] = _looks_causal(observation)
+        if event.heads == 1 and event.operation.frame.name.rpartition(".")[2].isdigit():
+            self._waiting[event.operation.index] = observation
+        else:
+            self.receiver.attention(("event", event.operation.index), observation)
+
+    def _addition(self, operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        tensors = [item for item in (*args, *kwargs.values()) if isinstance(item, Tensor)]
+        heard = [event for event in self.events if event.scores in _SCORED]
+        if not heard or len(tensors) < 2 or not isinstance(result, Tensor) or not is_readable(result) or not is_hidden(operation.outputs[0]):
+            return
+        if operation.inputs[0].shape == operation.inputs[1].shape and operation.outputs[0].producer is operation:
+            if any(operation.ancestry >> event.operation.index & 1 for event in heard[-1:]):
+                self._sample(operation.outputs[0], result, heard[-1].query_label)
+                self._watch_gradient(operation.outputs[0], result)
+        for event in reversed(heard):
+            if event.operation.index in self._branches:
+                break
+            side = joins(operation, event)
+            if side is not None:
+                layout = layout_of(operation.inputs[side], event.query_label)
+                samples = [self.sampler.tokens(tensor, layout) for tensor in (tensors[side], tensors[1 - side])]
+                self._branches[event.operation.index] = (operation, side, samples[0], samples[1])
+
+    def _sample(self, value: Value, tensor: Tensor, label: Any) -> None:
+        if value.index not in self._samples:
+            self._samples[value.index] = self.sampler.tokens(tensor, layout_of(value, label))
+
+    # -- gradients
+
+    def _watch_gradient(self, value: Value, tensor: Tensor) -> None:
+        if value.index in self._watched:
+            return
+        self._watched.add(value.index)
+
+        def receive(gradient: Tensor) -> None:
+            key = self._gradient_keys.get(value.index)
+            if key is not None:
+                self.receiver.gradient(key, gradient)
+
+        self.watch(tensor, receive)
+
+    def _watch_operands(self, operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        product = operation.product
+        assert product is not None
+        if product.left.static or product.right.static:
+            return
+        tensors = dict(zip((value.index for value in operation.inputs), (t for _, t in leaves((args, tuple(kwargs.values())))), strict=False))
+        for side, value in enumerate((product.left, product.right)):
+            if value.index in tensors:
+                self._watch_operand(operation.index, side, tensors[value.index])
+
+    def _watch_operand(self, operation: int, side: int, tensor: Tensor) -> None:
+        def receive(gradient: Tensor) -> None:
+            known = self._operand_roles.get((operation, side))
+            if known is not None:
+                self.receiver.qv_gradient(known[0], known[1], gradient)
+
+        self.watch(tensor, receive)
+
+    # -- the end of the forward
+
+    def finish(self) -> tuple[Plan, dict[Key, Site]]:
+        """Work out the plan; hand over what this forward already gave. Keys of this window's observations -> sites."""
+        self.mode.recording = False
+        self._inputs.clear()
+        causal = {index: bool(flag) for index, flag in self._causal.items()}
+        made = make_plan(self.mode.graph, self.events, self.model, causal, self.mask_places)
+        for block, output, given in made.blocks:
+            self._gradient_keys[output.index if output is not None else -1] = block.key
+            sample = self._samples.get(output.index) if output is not None else None
+            if sample is not None:
+                before = self._samples.get(given.index) if given is not None else None
+                self.receiver.block(block.key, BlockObservation(sample, before))
+        sites: dict[Key, Site] = {block.key: block.site for block, _, _ in made.blocks}
+        for attention, found, stream in made.attentions:
+            key: Key = ("event", found.first.operation.index)
+            sites[key] = attention.site
+            self._deliver_waiting(key, [event.operation.index for event in found.events if found.parallel_heads] or [found.first.operation.index])
+            for index, role, side in _operands(found.first):
+                self._operand_roles[(index, side)] = (key, role)
+            joined = self._branches.get(found.first.operation.index)
+            if joined is not None:
+                other = self._samples.get(stream.index) if stream is not None else joined[3]
+                if other is not None:
+                    self.receiver.branch(key, joined[2].hidden, other.hidden)
+        self._samples.clear()
+        self._branches.clear()
+        self._waiting.clear()
+        order = list(made.plan.sites.values())
+        return made.plan, dict(sorted(sites.items(), key=lambda item: order.index(item[1])))
+
+    def _deliver_waiting(self, key: Key, indices: list[int]) -> None:
+        waiting = [self._waiting[index] for index in indices if index in self._waiting]
+        if waiting:
+            self.receiver.attention(key, join_heads(waiting))
+
+
+def join_heads(parts: list[AttentionObservation]) -> AttentionObservation:
+    """Heads that ran as separate calls, side by side."""
+    if len(parts) == 1:
+        return parts[0]
+    first = parts[0]
+    visible = None if first.visible is None else torch.cat([p.visible.expand_as(p.weights) for p in parts if p.visible is not None], dim=1)
+    logits = None if first.logits is None else torch.cat([p.logits for p in parts if p.logits is not None], dim=1)
+    return AttentionObservation(
+        torch.cat([p.weights for p in parts], dim=1), visible, logits, None, first.query_index, first.same_rows, first.cross
+    )
+
+
+def _operands(event: Event) -> list[tuple[int, str, int]]:
+    """(operation, role, operand) of q and v."""
+    if event.weights is None:
+        return [(event.operation.index, "q", 0), (event.operation.index, "v", 1)]
+    found = []
+    for operation, role, value in ((event.product, "q", event.query), (event.consumer, "v", event.value)):
+        product = operation.product if operation is not None else None
+        if operation is not None and product is not None and value is not None:
+            found.append((operation.index, role, 0 if product.left is value else 1))
+    return found
+
+
+def _looks_causal(observation: AttentionObservation) -> Tensor:
+    """No query looks past its own position; the sequences are aligned at their ends."""
+    weights, rows = observation.weights, observation.query_index
+    keys = weights.shape[-1]
+    queries = observation.same_rows[0] if isinstance(observation.same_rows, tuple) else keys
+    assert rows is not None
+    shift = max(0, keys - int(queries))
+    position = torch.arange(keys, device=weights.device)
+    later = position > (rows[..., None] + shift)
+    later = later if rows.ndim == 1 else later[:, None]
+    return ((weights > 0) & later).any().logical_not() & torch.tensor(int(queries) > 1 or keys == 1, device=weights.device)

@@ -1,0 +1,262 @@
+"""A lean step: the plan is known, so only the places it names are looked at."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from collapse_monitor.capture.discovery.planning import KINDS
+from collapse_monitor.capture.discovery.semantics import bare_name
+from collapse_monitor.capture.discovery.watch import join_heads
+from collapse_monitor.capture.hooks import GradientHooks
+from collapse_monitor.capture.masks import token_masks
+from collapse_monitor.capture.plan import AttentionPlan, BlockPlan, Place, Plan
+from collapse_monitor.capture.reading import BACKWARD, Fault, Reader
+from collapse_monitor.capture.rows.mha import transparent_multi_head_attention
+from collapse_monitor.capture.rows.sdpa import SdpaCall, sdpa_rows
+from collapse_monitor.capture.rows.softmax import softmax_rows
+from collapse_monitor.capture.sampling import Layout, Sampler
+from collapse_monitor.capture.tensors import at_path, is_readable, leaves
+from collapse_monitor.observation import AttentionObservation, BlockObservation, Key, Receiver, TokenSample
+from collapse_monitor.records import Site
+
+_Operation = tuple[str, int, str, int]
+Action = Callable[[tuple[Any, ...], dict[str, Any], Any], None]
+
+
+class Listening(Reader, TorchFunctionMode):
+    """Takes the samples a plan names while the forward runs. `finish` hands the blocks over."""
+
+    def __init__(self, model: nn.Module, plan: Plan, sampler: Sampler, receiver: Receiver, gradients: GradientHooks, fault: Fault) -> None:
+        Reader.__init__(self, sampler, receiver, gradients, fault)
+        TorchFunctionMode.__init__(self)
+        self.recording = True
+        self._plan = plan
+        self._names = {id(module): name for name, module in model.named_modules() if name in plan.frames}
+        self._stack: list[tuple[str, int]] = [("", -1)]
+        self._calls: Counter[str] = Counter()
+        self._counts: Counter[tuple[str, int, str]] = Counter()
+        self._operations: dict[_Operation, list[Action]] = defaultdict(list)
+        self._outputs: dict[tuple[str, int], list[tuple[Place, Layout, Key | None]]] = defaultdict(list)
+        self._inputs: dict[tuple[str, int], list[tuple[Place, Layout, Key | None]]] = defaultdict(list)
+        self._samples: dict[Place, TokenSample] = {}
+        self._latest: tuple[Tensor, int, TokenSample] | None = None
+        self._heads: dict[Key, list[AttentionObservation]] = defaultdict(list)
+        self._branches: dict[Key, tuple[TokenSample, TokenSample]] = {}
+        self.heard: set[Key] = set()
+        for block in plan.blocks:
+            self._listen_block(block)
+        for attention in plan.attentions:
+            self._listen_attention(attention)
+
+    @property
+    def mode(self) -> TorchFunctionMode:
+        return self
+
+    # -- wiring
+
+    def _listen_block(self, block: BlockPlan) -> None:
+        for place, key in ((block.input, None), (block.output, block.key)):
+            if place is None:
+                continue
+            if place.role == "operation":
+                self._operations[place.frame, place.call, place.kind, place.ordinal].append(self._summed(place, block.layout, key))
+            else:
+                self._outputs_or_inputs(place).append((place, block.layout, key))
+
+    def _outputs_or_inputs(self, place: Place) -> list[tuple[Place, Layout, Key | None]]:
+        return (self._outputs if place.role == "output" else self._inputs)[place.frame, place.call]
+
+    def _listen_attention(self, plan: AttentionPlan) -> None:
+        for place in plan.maps:
+            self._operations[place.frame, place.call, place.kind, place.ordinal].append(self._mapped(plan))
+        for operand, role in ((plan.query, "q"), (plan.value, "v")):
+            if operand is not None:
+                place, side = operand
+                self._operations[place.frame, place.call, place.kind, place.ordinal].append(self._operand(plan.key, role, side))
+        if plan.branch is not None:
+            place, side, _ = plan.branch
+            layout = next((b.layout for b in self._plan.blocks if b.key == plan.block), None)
+            if layout is not None:
+                self._operations[place.frame, place.call, place.kind, place.ordinal].append(self._joined(plan.key, side, layout))
+
+    # -- torch functions
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not self.recording:
+            return func(*args, **kwargs)
+        if func is F.multi_head_attention_forward:
+            with self:
+                return transparent_multi_head_attention()(*args, **kwargs)
+        function = bare_name(func)
+        if function in BACKWARD:
+            self.at_backward()
+        result = func(*args, **kwargs)
+        kind = KINDS.get(function)
+        if kind is not None and self.recording:
+            name, call = self._stack[-1]
+            ordinal = self._counts[name, call, kind]
+            self._counts[name, call, kind] = ordinal + 1
+            for action in self._operations.get((name, call, kind, ordinal), ()):
+                self.guarded(f"{kind} {ordinal} in {name or 'the model'}", action, args, kwargs, result)
+        return result
+
+    # -- modules
+
+    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Forward pre-hook."""
+        if not self.recording:
+            return
+        name = self._names[id(module)]
+        frame = (name, self._calls[name])
+        self._calls[name] += 1
+        self._stack.append(frame)
+        self._quietly(f"the arguments of {name or 'the model'}", self._taken, frame, module, args, kwargs)
+
+    def leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """Forward hook; also called when the forward raised."""
+        if not self.recording:
+            return
+        name = self._names[id(module)]
+        while len(self._stack) > 1:
+            frame = self._stack.pop()
+            if frame[0] == name:
+                self._quietly(f"the output of {name or 'the model'}", self._returned, frame, output)
+                break
+
+    @property
+    def depth(self) -> int:
+        return len(self._stack) - 1
+
+    def _quietly(self, what: str, read: Callable[..., None], *args: Any) -> None:
+        """Our own torch calls must not be counted."""
+        self.recording = False
+        try:
+            self.guarded(what, read, *args)
+        finally:
+            self.recording = True
+
+    def _taken(self, frame: tuple[str, int], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        wanted = [parameter for name, call, parameter in self._plan.masks if (name, call) == frame]
+        if wanted:
+            given = token_masks(module, args, kwargs)
+            self.sampler.masks += [given[parameter] for parameter in wanted if parameter in given]
+        if frame in self._inputs:
+            tensors = [tensor for _, tensor in leaves((args, kwargs))]
+            for place, layout, key in self._inputs[frame]:
+                position = int(str(place.path[0]))
+                if position < len(tensors):
+                    self._take(place, tensors[position], layout, key)
+
+    def _returned(self, frame: tuple[str, int], output: Any) -> None:
+        for place, layout, key in self._outputs.get(frame, ()):
+            tensor = at_path(output, place.path)
+            if tensor is not None:
+                self._take(place, tensor, layout, key)
+
+    # -- what is done at a place
+
+    def _take(self, place: Place, tensor: Tensor, layout: Layout, key: Key | None) -> None:
+        if place in self._samples or not is_readable(tensor):
+            if key is not None and place in self._samples:
+                self._listen_gradient(key, tensor)
+            return
+        latest = self._latest
+        if latest is not None and latest[0] is tensor and latest[1] == _version(tensor):
+            self._samples[place] = latest[2]
+        else:
+            self._samples[place] = self.sampler.tokens(tensor, layout)
+            self._latest = (tensor, _version(tensor), self._samples[place])
+        if key is not None:
+            self._listen_gradient(key, tensor)
+
+    def _listen_gradient(self, key: Key, tensor: Tensor) -> None:
+        self.watch(tensor, lambda gradient: self.receiver.gradient(key, gradient))
+
+    def _summed(self, place: Place, layout: Layout, key: Key | None) -> Action:
+        def action(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+            if isinstance(result, Tensor):
+                self._take(place, result, layout, key)
+
+        return action
+
+    def _mapped(self, plan: AttentionPlan) -> Action:
+        def action(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+            if plan.how == "sdpa":
+                call = SdpaCall.of(args, kwargs)
+                if not is_readable(call.query):
+                    return
+                observation = sdpa_rows(call, plan.folding, self.sampler)
+                self._operand_of(plan.key, "q", call.query)
+                self._operand_of(plan.key, "v", call.value)
+            elif plan.axes is not None and isinstance(result, Tensor) and is_readable(result):
+                observation = softmax_rows(args[0], result, plan.axes, self.sampler)
+            else:
+                return
+            observation.cross = bool(plan.site.cross)
+            self._hear(plan, observation)
+
+        return action
+
+    def _hear(self, plan: AttentionPlan, observation: AttentionObservation) -> None:
+        if len(plan.maps) > 1:
+            parts = self._heads[plan.key]
+            parts.append(observation)
+            if len(parts) < len(plan.maps):
+                return
+            observation = join_heads(parts)
+        self.heard.add(plan.key)
+        self.receiver.attention(plan.key, observation)
+
+    def _operand(self, key: Key, role: str, side: int) -> Action:
+        def action(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+            tensors = [tensor for _, tensor in leaves((args, tuple(kwargs.values())))]
+            self._operand_of(key, role, tensors[-2:][side])
+
+        return action
+
+    def _operand_of(self, key: Key, role: str, tensor: Tensor) -> None:
+        self.watch(tensor, lambda gradient: self.receiver.qv_gradient(key, role, gradient))
+
+    def _joined(self, key: Key, side: int, layout: Layout) -> Action:
+        def action(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+            tensors = [item for item in (*args, *kwargs.values()) if isinstance(item, Tensor)]
+            self._branches[key] = (self.sampler.tokens(tensors[side], layout), self.sampler.tokens(tensors[1 - side], layout))
+
+        return action
+
+    # -- the end of the forward
+
+    def finish(self) -> tuple[Plan, dict[Key, Site]]:
+        """Hand over the blocks; the plan is the one given."""
+        self.recording = False
+        self._latest = None
+        inputs = {}
+        for block in self._plan.blocks:
+            sample = self._samples.get(block.output) if block.output is not None else None
+            given = self._samples.get(block.input) if block.input is not None else None
+            inputs[block.key] = given
+            if sample is not None:
+                self.heard.add(block.key)
+                self.receiver.block(block.key, BlockObservation(sample, given))
+        for attention in self._plan.attentions:
+            joined = self._branches.get(attention.key)
+            if joined is None or attention.branch is None:
+                continue
+            stream = joined[1] if attention.branch[2] else inputs.get(attention.block or ())
+            if stream is not None:
+                self.receiver.branch(attention.key, joined[0].hidden, stream.hidden)
+        self._samples.clear()
+        self._branches.clear()
+        self._heads.clear()
+        return self._plan, self._plan.sites
+
+
+def _version(tensor: Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version

@@ -1,0 +1,90 @@
+"""What discovery hands to later steps: where in a forward every reading is taken."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from collapse_monitor.capture.rows.folding import Folding
+from collapse_monitor.capture.rows.softmax import MapAxes
+from collapse_monitor.capture.sampling import Layout
+from collapse_monitor.capture.tensors import Path
+from collapse_monitor.observation import Key
+from collapse_monitor.records import Site
+
+Kind = Literal["fused", "softmax", "exp", "product", "add"]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A tensor of the forward: what a module call took or returned, or the n-th operation of a kind inside it.
+
+    Operations are counted within the innermost *listened* call around them, so the count means the same in every step.
+    """
+
+    frame: str
+    call: int
+    role: Literal["input", "output", "operation"]
+    path: Path = ()
+    kind: Kind = "product"
+    ordinal: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPlan:
+    """Where a block's hidden state comes out and goes in. `missing`: why it cannot be read."""
+
+    key: Key
+    site: Site
+    output: Place | None
+    input: Place | None
+    layout: Layout
+    missing: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """Where an attention's distribution, its q and v, and the addition of its result are found.
+
+    `maps` has one place per parallel head, else one. `query` and `value` name an operand (0 or 1) of an operation; None for a
+    fused kernel, which gets q and v as arguments. `branch` is an addition, which operand carries the result and whether the
+    other is the stream (else the block's input is).
+    """
+
+    key: Key
+    site: Site
+    how: str
+    maps: tuple[Place, ...]
+    folding: Folding
+    axes: MapAxes | None = None
+    query: tuple[Place, int] | None = None
+    value: tuple[Place, int] | None = None
+    branch: tuple[Place, int, bool] | None = None
+    block: Key | None = None
+    missing: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything a lean step needs."""
+
+    blocks: tuple[BlockPlan, ...] = ()
+    attentions: tuple[AttentionPlan, ...] = ()
+    frames: frozenset[str] = frozenset()
+    rejected: dict[str, str] = field(default_factory=dict)
+    masks: tuple[tuple[str, int, str], ...] = ()  # (call path, call number, parameter) of the token masks
+
+    @property
+    def sites(self) -> dict[Key, Site]:
+        """Every site by the key its observations carry, in order of entry."""
+        ordered = sorted((*self.blocks, *self.attentions), key=lambda plan: _entry(plan.key))
+        return {plan.key: plan.site for plan in ordered}
+
+    @property
+    def missing(self) -> dict[str, str]:
+        return {plan.site.name: plan.missing for plan in (*self.blocks, *self.attentions) if plan.missing}
+
+
+def _entry(key: Key) -> tuple[int, int]:
+    order, kind = key[1], key[0]
+    return (int(str(order)), 0 if kind == "block" else 1)

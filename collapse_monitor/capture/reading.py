@@ -1,0 +1,56 @@
+"""What both ways of listening share: guarded calls, and hooks on gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from collapse_monitor.capture.hooks import GradientHooks
+from collapse_monitor.capture.sampling import Sampler
+from collapse_monitor.capture.tensors import is_plain
+from collapse_monitor.observation import Receiver
+
+Fault = Callable[[str, BaseException], None]
+
+BACKWARD = frozenset({"backward", "grad"})
+"""Functions that end the forward: what checkpointing recomputes in backward must not be heard again."""
+
+
+@contextmanager
+def exact() -> Iterator[None]:
+    """Autocast off, where it is on."""
+    with ExitStack() as stack:
+        for device in ("cpu", "cuda", "mps", "xpu"):
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        yield
+
+
+class Reader:
+    """Makes observations and hands them to the receiver. Nothing that fails in here reaches the model's forward or backward."""
+
+    def __init__(self, sampler: Sampler, receiver: Receiver, gradients: GradientHooks, fault: Fault) -> None:
+        self.sampler, self.receiver, self._gradients, self._fault = sampler, receiver, gradients, fault
+        self.at_backward: Callable[[], None] = lambda: None
+
+    def guarded(self, what: str, read: Callable[..., None], *args: Any) -> None:
+        """Run `read` without gradients and autocast; report what it raises."""
+        try:
+            with torch.no_grad(), exact():
+                read(*args)
+        except Exception as error:
+            self._fault(what, error)
+
+    def watch(self, tensor: Tensor, receive: Callable[[Tensor], None]) -> None:
+        """Hand dL/d(tensor) to `receive` in backward, guarded like everything else."""
+
+        def hear(gradient: Tensor) -> None:
+            if is_plain(gradient):
+                self.guarded("gradient", receive, gradient)
+
+        if is_plain(tensor) and not torch.is_inference_mode_enabled():
+            self._gradients.watch(tensor, hear)

@@ -1,0 +1,1 @@
+"""The distribution an attention call really used, on sampled query rows."""
