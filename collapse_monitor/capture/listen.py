@@ -132,7 +132,13 @@ class Listening(Reader, TorchFunctionMode):
 
     @property
     def depth(self) -> int:
+        """How many listened calls are open."""
         return len(self._stack) - 1
+
+    @property
+    def attended(self) -> bool:
+        """Whether an attention has been heard."""
+        return bool(self.heard)
 
     def _quietly(self, what: str, read: Callable[..., None], *args: Any) -> None:
         """Our own torch calls must not be counted."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,8 +11,6 @@ from jaxtyping import Bool
 from torch import Tensor, nn
 
 from collapse_monitor.capture.tensors import is_plain
-
-MaskFunction = Callable[[tuple[Any, ...], dict[str, Any]], Tensor]
 
 _KEEP = ("attention_mask", "token_mask", "decoder_attention_mask", "encoder_attention_mask", "input_mask")
 """Parameters whose true or non-zero entries are real tokens (an additive float mask is recognised by its negative entries)."""
@@ -23,15 +20,23 @@ _DROP = ("src_key_padding_mask", "tgt_key_padding_mask", "memory_key_padding_mas
 
 def token_masks(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Bool[Tensor, "batch token"]]:
     """The [batch, token] masks among the arguments of a call, by parameter name, True at real tokens."""
-    given = dict(kwargs)
-    if args:
-        given = {**dict(zip(_parameters(type(module)), args, strict=False)), **given}
+    given = _named(module, args, kwargs)
     found = {}
     for name in (*_KEEP, *_DROP):
         mask = given.get(name)
         if isinstance(mask, Tensor) and mask.ndim == 2 and is_plain(mask):
             found[name] = read_mask(mask.detach(), padding=name in _DROP)
     return found
+
+
+def argument(module: nn.Module, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+    """The tensor a call was given under this parameter name, by keyword or position."""
+    value = _named(module, args, kwargs).get(name)
+    return value if isinstance(value, Tensor) else None
+
+
+def _named(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {**dict(zip(_parameters(type(module)), args, strict=False)), **kwargs} if args else kwargs
 
 
 def read_mask(mask: Tensor, padding: bool) -> Bool[Tensor, "batch token"]:

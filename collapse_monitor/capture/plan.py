@@ -32,10 +32,11 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class BlockPlan:
-    """Where a block's hidden state comes out and goes in. `missing`: why it cannot be read."""
+    """Where a block's hidden state comes out and goes in. `module`: its attribute path. `missing`: why it cannot be read."""
 
     key: Key
     site: Site
+    module: str
     output: Place | None
     input: Place | None
     layout: Layout
@@ -61,6 +62,7 @@ class AttentionPlan:
     value: tuple[Place, int] | None = None
     branch: tuple[Place, int, bool] | None = None
     block: Key | None = None
+    weights: tuple[tuple[str, ...], tuple[str, ...]] | None = None  # parameters that made q, and v
     missing: str = ""
 
 
@@ -73,6 +75,17 @@ class Plan:
     frames: frozenset[str] = frozenset()
     rejected: dict[str, str] = field(default_factory=dict)
     masks: tuple[tuple[str, int, str], ...] = ()  # (call path, call number, parameter) of the token masks
+    seen: str = ""  # what the watched forward did, in a few words
+
+    def problem(self) -> str | None:
+        """Why there is nothing to watch, with the next step; None where there is something."""
+        if self.blocks or self.attentions:
+            return None
+        reasons = "".join(f"; {name}: {reason}" for name, reason in list(self.rejected.items())[:3])
+        return (
+            f"no Transformer block and no attention found: the forward called {self.seen}{reasons}. "
+            'If the model has blocks, name their modules: sites=["encoder.layers.0", ...] (names as in model.named_modules())'
+        )
 
     @property
     def sites(self) -> dict[Key, Site]:

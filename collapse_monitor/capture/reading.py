@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -35,15 +36,19 @@ class Reader:
 
     def __init__(self, sampler: Sampler, receiver: Receiver, gradients: GradientHooks, fault: Fault) -> None:
         self.sampler, self.receiver, self._gradients, self._fault = sampler, receiver, gradients, fault
+        self.seconds = 0.0  # of the host, spent in here
         self.at_backward: Callable[[], None] = lambda: None
 
     def guarded(self, what: str, read: Callable[..., None], *args: Any) -> None:
         """Run `read` without gradients and autocast; report what it raises."""
+        started = time.perf_counter()
         try:
             with torch.no_grad(), exact():
                 read(*args)
         except Exception as error:
             self._fault(what, error)
+        finally:
+            self.seconds += time.perf_counter() - started
 
     def watch(self, tensor: Tensor, receive: Callable[[Tensor], None]) -> None:
         """Hand dL/d(tensor) to `receive` in backward, guarded like everything else."""

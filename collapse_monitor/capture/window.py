@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from collapse_monitor.capture.discovery.watch import Discovery
 from collapse_monitor.capture.hooks import GradientHooks, module_hooks
 from collapse_monitor.capture.listen import Listening
 from collapse_monitor.capture.plan import Plan
 from collapse_monitor.capture.sampling import Sampler
+from collapse_monitor.capture.selection import Selection
 from collapse_monitor.observation import Key, Receiver
 from collapse_monitor.records import Site
+
 
 class Observed:
     """A context in which the first forward of the model is heard; backward may follow inside.
@@ -24,36 +27,56 @@ class Observed:
     The forward ends when the model's own call returns, when a top-level part that attends is called a second time, when backward
     begins, or when the context is left. From then on only the gradient hooks on this forward's tensors are alive; they go when
     the context is left.
+
+    Attributes:
+        plan: what to listen to; found by a first window, given to later ones.
+        sites: keys of this window's observations -> sites, in order of entry.
+        missing: site -> why it was not read.
+        heard_forward: whether the model ran; backward_seen: whether backward began inside.
+        seconds: host time spent here while the user's code ran.
     """
 
-    def __init__(self, model: nn.Module, plan: Plan | None, sampler: Sampler, receiver: Receiver, fault: Callable[[str, BaseException], None]) -> None:
+    source = "train"
+
+    def __init__(
+        self,
+        model: nn.Module,
+        plan: Plan | None,
+        sampler: Sampler,
+        receiver: Receiver,
+        fault: Callable[[str, BaseException], None],
+        selection: Selection,
+    ) -> None:
         self.plan = plan
         self.sites: dict[Key, Site] = {}
-        self.heard_forward = False
-        self._model, self._fault = model, fault
+        self.notes: tuple[str, ...] = ()
+        self.heard_forward = self.backward_seen = False
+        self._seconds = 0.0
+        self._model, self._fault, self._selection, self._sampler = model, fault, selection, sampler
         self._gradients = GradientHooks()
         sampler.begin()
         if plan is None:
             self._reader: Discovery | Listening = Discovery(model, sampler, receiver, self._gradients, fault)
         else:
             self._reader = Listening(model, plan, sampler, receiver, self._gradients, fault)
-        self._reader.at_backward = self.end_forward
-        self._listening = ExitStack()
+        self._reader.at_backward = self._backward_begins
+        self._modes, self._listening = ExitStack(), ExitStack()
         self._finished = False
         self._top: set[int] = set()
 
+    @property
+    def seconds(self) -> float:
+        return self._seconds + self._reader.seconds
+
+    @property
+    def missing(self) -> Mapping[str, str]:
+        return self.plan.missing if self.plan is not None else {}
+
     def __enter__(self) -> Observed:
-        modules = dict.fromkeys(self._model.modules())
-        if self.plan is not None:
-            wanted = self.plan.frames
-            modules = dict.fromkeys(module for name, module in self._model.named_modules() if name in wanted)
-        self._modes = ExitStack()
+        wanted = None if self.plan is None else self.plan.frames
+        modules = [module for name, module in self._model.named_modules() if wanted is None or name in wanted]
+        self._listening.enter_context(module_hooks(modules, self._enter, self._leave))
         self._modes.enter_context(self._reader.mode)
-        try:
-            self._listening.enter_context(module_hooks(modules, self._enter, self._leave))
-        except BaseException:
-            self._modes.close()
-            raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -63,16 +86,27 @@ class Observed:
             self.end_forward()
             self._gradients.remove()
 
+    def _backward_begins(self) -> None:
+        self.backward_seen = True
+        self.end_forward()
+
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._finished:
             return
         if self._reader.depth == 0:
-            if id(module) in self._top and module is not self._model and self._attended:
+            if id(module) in self._top and module is not self._model and self._reader.attended:
                 self.end_forward()
                 return
+            if not self._top:
+                self._reader.guarded("token_mask", self._mask_tokens, module, args, kwargs)
             self._top.add(id(module))
         self.heard_forward = True
         self._reader.enter(module, args, kwargs)
+
+    def _mask_tokens(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        mask = self._selection.token_mask(module, args, kwargs)
+        if mask is not None:
+            self._sampler.masks.append(mask)
 
     def _leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if self._finished:
@@ -81,19 +115,37 @@ class Observed:
         if module is self._model:
             self.end_forward()
 
-    @property
-    def _attended(self) -> bool:
-        return bool(self._reader.events) if isinstance(self._reader, Discovery) else bool(self._reader.heard)
-
     def end_forward(self) -> None:
         """The forward is over: stop listening, work out what was heard. Idempotent."""
         if self._finished:
             return
         self._finished = True
+        started = time.perf_counter()
         self._listening.close()
         try:
             with torch.no_grad():
-                self.plan, self.sites = self._reader.finish()
+                plan, self.sites = self._reader.finish()
+            if self.plan is None and self.heard_forward:
+                self.plan = self._selection.apply(plan, self._model)
+                chosen = set(self.plan.sites.values())
+                self.sites = {key: site for key, site in self.sites.items() if site in chosen} if self.plan is not plan else self.sites
         except Exception as error:
             self._fault("reading the forward", error)
+        self._seconds += time.perf_counter() - started
 
+    def parameter_gradients(self) -> tuple[dict[Key, list[Tensor]], dict[Key, tuple[list[Tensor], list[Tensor]]]]:
+        """The `.grad` of every block's parameters, and of the weights that made q and v of every attention where known."""
+        if self.plan is None:
+            return {}, {}
+        keys = {site: key for key, site in self.sites.items()}
+        of_blocks: dict[Key, list[Tensor]] = {}
+        for block in self.plan.blocks:
+            if block.site in keys and block.module:
+                parameters = self._model.get_submodule(block.module).parameters()
+                of_blocks[keys[block.site]] = [p.grad for p in parameters if p.grad is not None]
+        of_weights: dict[Key, tuple[list[Tensor], list[Tensor]]] = {}
+        for attention in self.plan.attentions:
+            if attention.site in keys and attention.weights is not None:
+                query, value = ([self._model.get_parameter(name).grad for name in names] for names in attention.weights)
+                of_weights[keys[attention.site]] = ([g for g in query if g is not None], [g for g in value if g is not None])
+        return of_blocks, of_weights

@@ -11,7 +11,7 @@ from collapse_monitor.capture.discovery.blocks import FoundBlock, find_blocks
 from collapse_monitor.capture.discovery.events import FUSED, Event
 from collapse_monitor.capture.discovery.graph import Frame, Graph, Operation, Value
 from collapse_monitor.capture.discovery.semantics import PRODUCTS, SOFTMAXES
-from collapse_monitor.capture.discovery.sites import FoundSite, find_attention, is_cross
+from collapse_monitor.capture.discovery.sites import FoundSite, find_attention, is_cross, projection_weights
 from collapse_monitor.capture.discovery.streams import ADDITIONS, input_value, joins, layout_of, output_value, token_label
 from collapse_monitor.capture.discovery.tree import ModuleTree, canonical
 from collapse_monitor.capture.plan import AttentionPlan, BlockPlan, Kind, Place, Plan
@@ -73,6 +73,7 @@ def make_plan(graph: Graph, events: list[Event], model: nn.Module, causal: dict[
         frozenset(places.frames),
         {canonical(name): reason for name, reason in rejected.items()},
         tuple(masks),
+        f"{len(graph.frames) - 1} modules and {len(graph.operations)} functions, {len(events)} of them a softmax or an attention kernel",
     )
     return Made(plan, block_plans, attention_plans)
 
@@ -186,7 +187,7 @@ def _block_plan(
         missing = "did not run in the watched forward (layer drop or a skipped branch)"
     elif place is None:
         missing = "its hidden state is not returned by a module or made by an addition; pass sites= to name another module"
-    return BlockPlan(key, site, place, places.of_value(given), layout, missing)
+    return BlockPlan(key, site, block.name, place, places.of_value(given), layout, missing)
 
 
 def _attention_plan(
@@ -230,6 +231,7 @@ def _attention_plan(
         query,
         value,
         branch,
+        weights=_weights(event),
         missing=missing,
     )
 
@@ -239,3 +241,11 @@ def _operand(operation: Operation | None, value: Value | None, places: Places) -
     if operation is None or product is None or value is None:
         return None
     return places.of_operation(operation), 0 if product.left is value else 1
+
+
+def _weights(event: Event) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+    """Names of the parameters q and v were projected with; None where one weight made both."""
+    if event.value is None:
+        return None
+    query, value = projection_weights(event.query), projection_weights(event.value)
+    return (query, value) if query and value and not set(query) & set(value) else None

@@ -15,11 +15,14 @@ ADDITIONS = frozenset("add __add__ __radd__ __iadd__ add_".split())
 
 def layout_of(value: Value, tokens: Label) -> Layout:
     """Which axes of a hidden state run over sequences, tokens and features, given the label of a query axis."""
-    feature = tuple(axis for axis, label in enumerate(value.labels) if is_feature(label))
-    token = tuple(axis for axis, label in enumerate(value.labels) if axis not in feature and related(label, tokens))
+    axes = range(len(value.shape))
+    feature = tuple(axis for axis in axes if is_feature(value.labels[axis]))
+    token = tuple(axis for axis in axes if axis not in feature and related(value.labels[axis], tokens))
+    if not feature and token and token[-1] != axes[-1]:
+        feature = (axes[-1],)  # an input of the model: its features were not made by a weight
     if not feature or not token or len(feature) == len(value.shape):
         return default_layout(len(value.shape))
-    return Layout(tuple(axis for axis in range(len(value.shape)) if axis not in feature and axis not in token), token, feature)
+    return Layout(tuple(axis for axis in axes if axis not in feature and axis not in token), token, feature)
 
 
 def is_hidden(value: Value) -> bool:

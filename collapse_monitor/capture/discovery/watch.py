@@ -55,6 +55,11 @@ class Discovery(Reader):
     def depth(self) -> int:
         return self.mode.depth
 
+    @property
+    def attended(self) -> bool:
+        """Whether an attention has been heard."""
+        return bool(self.events)
+
     # -- what the trace tells
 
     def operation(self, operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:

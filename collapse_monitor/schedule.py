@@ -1,0 +1,90 @@
+"""Which steps are sampled: the user's choice, stretched where the monitor would cost more than its budget."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+GRACE_SECONDS = 0.5
+"""What the monitor may spend before the budget binds: a share of the first moments of a run means nothing."""
+_REMEMBERED = 21
+
+
+class Schedule:
+    """Decides step by step. With a number, a step is sampled when `step // every` has changed since the last sampled one.
+
+    Attributes:
+        every: the number of steps between samples now in force, None when the user's own function decides.
+    """
+
+    def __init__(self, every: int | Callable[[int], bool], budget: float | None) -> None:
+        if isinstance(every, bool) or not (callable(every) or isinstance(every, int)):
+            raise ValueError(f"every={every!r}: give a number of steps (every=50) or a function step -> bool")
+        if isinstance(every, int) and every < 1:
+            raise ValueError(f"every={every}: must be at least 1; every=1 samples each step, a large number samples rarely")
+        if budget is not None and not 0 < budget <= 1:
+            raise ValueError(f"budget={budget}: the share of training time the monitor may take, between 0 and 1 (0.01 is 1 %), or None for no limit")
+        self._asked, self._budget = every, budget
+        self.every: int | None = every if isinstance(every, int) else None
+        self._last: int | None = None
+        self._spent = 0.0
+        self._costs: deque[float] = deque(maxlen=_REMEMBERED)
+        self._step_times: deque[float] = deque(maxlen=_REMEMBERED)
+        self._previous: tuple[float, bool] | None = None
+        self._last_time = -math.inf
+
+    def wants(self, step: int) -> bool:
+        """Whether to sample this step. Call once per step."""
+        now = time.perf_counter()
+        if self._previous is not None and not self._previous[1]:
+            self._step_times.append(now - self._previous[0])
+        sampled = self._due(step, now)
+        if self._previous is not None and self._previous[1] and self._costs:
+            self._step_times.append(max(now - self._previous[0] - self._costs[-1], 0.0))
+        self._previous = (now, sampled)
+        if sampled:
+            self._last, self._last_time = step, now
+        return sampled
+
+    def _due(self, step: int, now: float) -> bool:
+        if callable(self._asked):
+            return bool(self._asked(step)) and not self._over_budget(now)
+        assert self.every is not None
+        return self._last is None or step < self._last or step // self.every != self._last // self.every
+
+    def _over_budget(self, now: float) -> bool:
+        if self._budget is None or self._spent <= GRACE_SECONDS or not self._costs:
+            return False
+        return median(self._costs) > self._budget * (now - self._last_time)
+
+    def charge(self, seconds: float, once: bool = False) -> str | None:
+        """Book what a sampled step cost; `once` for what will not come again. A sentence when the interval changes."""
+        if once:
+            return None
+        self._spent += seconds
+        self._costs.append(seconds)
+        if self.every is None or self._budget is None or self._spent <= GRACE_SECONDS or not self._step_times:
+            return None
+        assert isinstance(self._asked, int)
+        cost, step_time = median(self._costs), max(median(self._step_times), 1e-6)
+        needed = max(self._asked, math.ceil(cost / (self._budget * step_time)))
+        if needed > 1.25 * self.every or needed < 0.5 * self.every:
+            before, self.every = self.every, needed
+            return (
+                f"sampling every {needed} steps instead of {before}: a sampled step costs {1e3 * cost:.1f} ms more, a training step takes "
+                f"{1e3 * step_time:.1f} ms, and the budget is {self._budget:.1%} of training time (budget=None switches this off)"
+            )
+        return None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"every": self.every, "last": self._last, "spent": self._spent}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self.every is not None and state.get("every") is not None:
+            self.every = max(self.every, int(state["every"]))
+        self._last = state.get("last")
+        self._spent = float(state.get("spent", 0.0))
