@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from collapse_monitor.capture.plan import Plan
 from collapse_monitor.capture.sampling import Sampler
 from collapse_monitor.capture.selection import Selection
+from collapse_monitor.capture.probe import Probed, undisturbed
 from collapse_monitor.capture.window import Observed
 from collapse_monitor.judge import DEFAULT_RULES, Judge
 from collapse_monitor.measure import Pending, PooledFeatures, Window, read_scalars
@@ -124,7 +125,8 @@ class Monitor:
         discovering = self._plan is None
         self._settle()
         receiver = Window(self._metrics, self._features, loss_scale)
-        observed = Observed(self.model, self._plan, self._sampler, receiver, fault, self._selection)
+        listens = Probed if self._selection.probes(self.model) else Observed
+        observed = listens(self.model, self._plan, self._sampler, receiver, fault, self._selection)
         self._open = True
         raised = True
         try:
@@ -145,7 +147,7 @@ class Monitor:
         if faults and self._on_error == "raise":
             raise faults[0]
 
-    def _after(self, step: int, observed: Observed, receiver: Window, raised: bool, faults: list[BaseException]) -> None:
+    def _after(self, step: int, observed: Observed | Probed, receiver: Window, raised: bool, faults: list[BaseException]) -> None:
         """The window has closed: start the evaluation and its one copy to the host."""
         try:
             if raised and not observed.heard_forward:
@@ -171,7 +173,7 @@ class Monitor:
             faults.append(error)
             self._say(f"evaluating step {step}: {type(error).__name__}: {error}")
 
-    def _learn(self, observed: Observed) -> str | None:
+    def _learn(self, observed: Observed | Probed) -> str | None:
         """Keep the plan of a first window; a sentence when there is nothing to watch."""
         if not observed.heard_forward:
             return "the model was not called inside the observed window: put its forward into `with monitor.observe(step):`"
@@ -278,6 +280,42 @@ class Monitor:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def probe(model: nn.Module, *args: Any, **kwargs: Any) -> Snapshot:
+    """One forward of the model on these arguments, in the mode it is in, and every reading that needs no gradient.
+
+    The model is left as it was: random states, buffers and gradients do not change.
+
+    Raises:
+        ValueError: the model has neither blocks nor attention; the message says what was seen and how to name `sites`.
+    """
+    receiver = Window(DEFAULT_METRICS)
+    observed = _watch(model, args, kwargs, receiver)
+    assert observed.plan is not None
+    problem = observed.plan.problem()
+    if problem is not None:
+        raise ValueError(problem)
+    missing = {**observed.missing, **dict.fromkeys(_GRADIENT_READINGS, "probe runs no backward")}
+    return receiver.launch(0, observed.sites, missing, source="probe").snapshot()
+
+
+def find_sites(model: nn.Module, *args: Any, **kwargs: Any) -> tuple[Site, ...]:
+    """Every block and attention execution of one forward on these arguments, in order of entry. The model is left as it was."""
+    observed = _watch(model, args, kwargs, Window(()))
+    return tuple(observed.plan.sites.values()) if observed.plan is not None else ()
+
+
+def _watch(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], receiver: Window) -> Observed:
+    faults: list[tuple[str, BaseException]] = []
+    with undisturbed(model):
+        selection = Selection(model, None, None, "train")
+        observed = Observed(model, None, Sampler(), receiver, lambda what, error: faults.append((what, error)), selection)
+        with observed:
+            model(*args, **kwargs)
+    for what, error in faults:
+        logger.warning("%s: %s: %s", what, type(error).__name__, error)
+    return observed
 
 
 _GRADIENT_READINGS = ("gradient_norm", "qk_to_v_gradient", "parameter_gradient_norm", "qk_to_v_weight_gradient")

@@ -18,6 +18,11 @@ from collapse_monitor.records import Site
 TokenMask = str | Callable[[tuple[Any, ...], dict[str, Any]], Tensor] | None
 
 
+def is_compiled(model: nn.Module) -> bool:
+    """Whether the model or a part of it runs through torch.compile: then its forward cannot be listened to without changing it."""
+    return any(hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None for module in model.modules())
+
+
 class Selection:
     """The user's choice, checked against the model once.
 
@@ -35,6 +40,10 @@ class Selection:
         if sites is not None:
             known = {canonical(name): name for name, _ in model.named_modules()}
             self._names = tuple(_checked(site, known) for site in sites)
+
+    def probes(self, model: nn.Module) -> bool:
+        """Whether to read a separate forward instead of the training forward."""
+        return self.source == "probe" or (self.source == "auto" and is_compiled(model))
 
     def token_mask(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
         """True at real tokens, where the user said how to tell.
