@@ -66,7 +66,9 @@ def select(metrics: Iterable[str | Metric]) -> tuple[Metric, ...]:
     ['hidden', 'logits']
     """
     if isinstance(metrics, str | Metric) or not isinstance(metrics, Iterable):
-        raise ValueError(f"metrics is {metrics!r}; expected a list of names and Metric records: write metrics=[{_shown(metrics)}]")
+        raise ValueError(
+            f"metrics is {_shown(metrics)}; expected a list of names and Metric records, for example metrics=[*DEFAULT_METRICS, my_metric]"
+        )
     chosen: dict[str, Metric] = {}
     for entry in metrics:
         metric = _look_up(entry)
@@ -169,12 +171,12 @@ def _look_up(entry: object) -> Metric:
     if entry not in known:
         close = difflib.get_close_matches(entry, known, n=3)
         hint = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
-        raise ValueError(f"unknown metric {entry!r}: {hint}Allowed names: {', '.join(known)}")
+        raise ValueError(f"unknown metric {entry!r}: {hint}allowed names are {', '.join(known)}")
     return known[entry]
 
 
 def _shown(metrics: object) -> str:
-    return metrics.name if isinstance(metrics, Metric) else repr(metrics)
+    return f"the Metric {metrics.name!r}" if isinstance(metrics, Metric) else repr(metrics)
 
 
 def _described(arguments: tuple[Any, ...]) -> str:

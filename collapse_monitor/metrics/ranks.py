@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from collapse_monitor.metrics.inputs import centre, check_float, divide, full_precision, promote, read_tokens, report
+from collapse_monitor.metrics.inputs import Tokens, centre, check_float, divide, full_precision, read_tokens, report
 
 
 @full_precision
@@ -25,7 +25,7 @@ def effective_rank(hidden: Float[Tensor, "*batch token dim"], mask: Bool[Tensor,
     tensor(4.)
     """
     sigma, readable = singular_values(hidden, mask)
-    return report(_entropy_rank(sigma), readable, hidden)
+    return report(effective_rank_of(sigma), readable, hidden)
 
 
 @full_precision
@@ -43,7 +43,7 @@ def stable_rank(hidden: Float[Tensor, "*batch token dim"], mask: Bool[Tensor, "*
     tensor(1.5000)
     """
     sigma, readable = singular_values(hidden, mask)
-    return report(divide(sigma.square().sum(-1), sigma.amax(-1).square()), readable, hidden)
+    return report(stable_rank_of(sigma), readable, hidden)
 
 
 @full_precision
@@ -63,7 +63,7 @@ def participation_ratio(
     tensor(1.)
     """
     sigma, readable = singular_values(hidden, mask)
-    return report(divide(sigma.square().sum(-1).square(), sigma.pow(4).sum(-1)), readable, hidden)
+    return report(participation_ratio_of(sigma), readable, hidden)
 
 
 @full_precision
@@ -89,8 +89,23 @@ def pooled_rank(features: Float[Tensor, "sample dim"]) -> Float[Tensor, ""]:
     tokens = read_tokens(features, None, "features")
     sigma = torch.linalg.svdvals(centre(tokens.scaled, tokens.valid))
     # The mean keeps no rounding noise of its own, so the floor is that of the values as they came.
-    kept = torch.where(sigma > noise_floor(tokens.scaled, tokens.count, features.dtype)[..., None], sigma, 0)
-    return report(_entropy_rank(kept), tokens.readable, features)
+    return report(effective_rank_of(_above_noise(sigma, tokens, features.dtype)), tokens.readable, features)
+
+
+def effective_rank_of(sigma: Float[Tensor, "*batch value"]) -> Float[Tensor, "*batch"]:
+    """`effective_rank` of singular values; those that were dropped are zero."""
+    share = divide(sigma, sigma.sum(-1, keepdim=True))
+    return torch.exp(-(share * torch.where(share > 0, share, 1).log()).sum(-1))
+
+
+def stable_rank_of(sigma: Float[Tensor, "*batch value"]) -> Float[Tensor, "*batch"]:
+    """`stable_rank` of singular values; those that were dropped are zero."""
+    return divide(sigma.square().sum(-1), sigma.amax(-1).square())
+
+
+def participation_ratio_of(sigma: Float[Tensor, "*batch value"]) -> Float[Tensor, "*batch"]:
+    """`participation_ratio` of singular values; those that were dropped are zero."""
+    return divide(sigma.square().sum(-1).square(), sigma.pow(4).sum(-1))
 
 
 def singular_values(
@@ -104,18 +119,18 @@ def singular_values(
     """
     tokens = read_tokens(hidden, mask)
     sigma = torch.linalg.svdvals(tokens.scaled)  # NaN and Inf were taken out: LAPACK never sees them
-    return torch.where(sigma > noise_floor(tokens.scaled, tokens.count, hidden.dtype)[..., None], sigma, 0), tokens.readable
+    return _above_noise(sigma, tokens, hidden.dtype), tokens.readable
 
 
-def noise_floor(rows: Float[Tensor, "*batch token dim"], count: Float[Tensor, "*batch"], dtype: torch.dtype) -> Float[Tensor, "*batch"]:
+def noise_floor(norm: Float[Tensor, "*batch"], count: Float[Tensor, "*batch"], dim: int, dtype: torch.dtype) -> Float[Tensor, "*batch"]:
     r"""The largest singular value that rounding to `dtype` can make: $\frac{\epsilon}{2} \|X\|_F (1/\sqrt n + 1/\sqrt d) / \sqrt 3$.
 
-    Rounding adds independent errors, uniform within half a unit in the last place; the norm of such a matrix is sd (sqrt n + sqrt d).
+    Rounding adds independent errors, uniform within half a unit in the last place; a matrix of them has norm sd (sqrt n + sqrt d).
+    `norm` is that of the uncentred tokens, `count` the number n of valid ones.
     """
-    share = count.clamp(min=1).rsqrt() + rows.shape[-1] ** -0.5
-    return torch.finfo(dtype).eps / 2 * torch.linalg.vector_norm(promote(rows), dim=(-2, -1)) * share / 3**0.5
+    return torch.finfo(dtype).eps / 2 * norm * (count.clamp(min=1).rsqrt() + dim**-0.5) / 3**0.5
 
 
-def _entropy_rank(sigma: Float[Tensor, "*batch value"]) -> Float[Tensor, "*batch"]:
-    share = divide(sigma, sigma.sum(-1, keepdim=True))
-    return torch.exp(-(share * torch.where(share > 0, share, 1).log()).sum(-1))
+def _above_noise(sigma: Float[Tensor, "*batch value"], tokens: Tokens, dtype: torch.dtype) -> Float[Tensor, "*batch value"]:
+    norm = torch.linalg.vector_norm(tokens.scaled, dim=(-2, -1))
+    return torch.where(sigma > noise_floor(norm, tokens.count, tokens.rows.shape[-1], dtype)[..., None], sigma, 0)
