@@ -21,7 +21,7 @@ from collapse_monitor.judge import DEFAULT_RULES, Judge
 from collapse_monitor.measure import Pending, PooledFeatures, Window, read_scalars
 from collapse_monitor.metrics import DEFAULT_METRICS, Metric, select, validate
 from collapse_monitor.records import Alert, Finding, Site, Snapshot
-from collapse_monitor.report import Sinks
+from collapse_monitor.report import Sinks, headlines
 from collapse_monitor.schedule import Schedule
 
 logger = logging.getLogger("collapse_monitor")
@@ -95,8 +95,8 @@ class Monitor:
         self._context: dict[str, Any] = {}
         self._written: int | None = None
         self._said: set[str] = set()
-        self._open = False
-        self._closed = False
+        self._open = self._closed = False
+        self._observed: Observed | Probed | None = None
 
     # -- watching
 
@@ -127,7 +127,7 @@ class Monitor:
         receiver = Window(self._metrics, self._features, loss_scale)
         listens = Probed if self._selection.probes(self.model) else Observed
         observed = listens(self.model, self._plan, self._sampler, receiver, fault, self._selection)
-        self._open = True
+        self._open, self._observed = True, observed
         raised = True
         try:
             with observed:
@@ -136,7 +136,7 @@ class Monitor:
                 raised = False
                 ended = time.perf_counter()
         finally:
-            self._open = False
+            self._open, self._observed = False, None
             if raised:
                 ended = time.perf_counter()
             self._after(step, observed, receiver, raised, faults)
@@ -146,6 +146,11 @@ class Monitor:
                 logger.info(sentence)
         if faults and self._on_error == "raise":
             raise faults[0]
+
+    def end_forward(self) -> None:
+        """Say that the forward of the open window is over, for hosts that know before backward begins. Does nothing elsewhere."""
+        if self._observed is not None:
+            self._observed.end_forward()
 
     def _after(self, step: int, observed: Observed | Probed, receiver: Window, raised: bool, faults: list[BaseException]) -> None:
         """The window has closed: start the evaluation and its one copy to the host."""
@@ -246,6 +251,10 @@ class Monitor:
         """What is true now."""
         self._settle()
         return list(self._judge.findings)
+
+    def headlines(self) -> dict[str, float]:
+        """The few numbers a run can be steered by, of the last snapshot: nan-free, empty before the first."""
+        return headlines(self._latest) if self._latest is not None else {}
 
     @property
     def sites(self) -> tuple[Site, ...]:

@@ -62,9 +62,19 @@ def related(one: Label, other: Label) -> bool:
     return any(a.descends_from(b) or b.descends_from(a) for a in one for b in other)
 
 
-def features(label: Label) -> int:
-    """How much of the axis is made of channels: the product of the sizes of its feature atoms."""
-    return math.prod(atom.size for atom in label if atom.feature)
+def same_axis(one: Label, other: Label) -> bool:
+    """Whether both run over the very same positions: they lead back to a common atom without a change of size."""
+    return bool(_unchanged(one) & _unchanged(other))
+
+
+def _unchanged(label: Label) -> set[int]:
+    todo, seen = list(label), set[int]()
+    while todo:
+        atom = todo.pop()
+        if id(atom) not in seen:
+            seen.add(id(atom))
+            todo.extend(parent for parent in atom.parents if parent.size == atom.size)
+    return seen
 
 
 def is_feature(label: Label) -> bool:
@@ -102,16 +112,24 @@ class Splits:
                     queue.append(inner)
                     need = 1
                 else:
-                    return fresh_axes(shape)
+                    return (*result, *fresh_axes(shape[len(result) :]))
             result.append(tuple(label) if need == 1 else fresh(size))
         return tuple(result)
 
 
 def broadcast(operands: Sequence[tuple[Sequence[int], Labels]], shape: Sequence[int]) -> Labels:
-    """Labels of an element-wise result: per axis those of the first operand that is not broadcast there."""
+    """Labels of an element-wise result: per axis those of an operand that is not broadcast there, one that knows it for channels first."""
     result: list[Label] = []
     for axis in range(-len(shape), 0):
         size = shape[axis]
         candidates = [labels[axis] for dims, labels in operands if len(dims) >= -axis and dims[axis] == size and labels[axis]]
-        result.append(candidates[0] if candidates else fresh(size))
+        result.append(prefer_feature(candidates) if candidates else fresh(size))
     return tuple(result)
+
+
+def prefer_feature(candidates: Sequence[Label]) -> Label:
+    """The first label; but one of a tensor from outside says nothing about its channels, so there another's channel label wins."""
+    first = candidates[0]
+    if is_feature(first) or any(atom.parents for atom in first):
+        return first
+    return next((label for label in candidates if is_feature(label)), first)

@@ -30,15 +30,19 @@ class FoundBlock:
     ran: bool = True
 
 
-def find_blocks(graph: Graph, sites: list[FoundSite], tree: ModuleTree) -> list[FoundBlock]:
-    """Block executions in order of entry; sites outside all of them (pooling heads) belong to none."""
-    runs = Runs(graph, sites)
-    if not sites:
+def find_blocks(graph: Graph, sites: list[FoundSite], mixers: list[FoundSite], tree: ModuleTree) -> list[FoundBlock]:
+    """Block executions in order of entry; sites outside all of them (pooling heads) belong to none.
+
+    `mixers` mix tokens or channels of data with data without being attention sites; they help to find blocks only.
+    """
+    carriers = sorted((*sites, *mixers), key=lambda site: site.start)
+    runs = Runs(graph, carriers)
+    names = _chosen(carriers, tree, runs, alone=not sites) if carriers else set()
+    if names:
+        names |= _hybrid_members(names, carriers, tree, runs)
+    elif not sites:
         names = _without_attention(tree, runs)
-    else:
-        names = _chosen(sites, tree, runs)
-        names |= _hybrid_members(names, sites, tree, runs)
-    blocks = [block for name in names for block in _executions(name, graph, sites, runs)]
+    blocks = [block for name in names for block in _executions(name, graph, carriers, runs)]
     blocks += [FoundBlock(name, _gap(name, tree, runs), -1, ran=False) for name in sorted(_skipped(names, tree, runs))]
     blocks.sort(key=lambda block: block.start)
     if not blocks and sites:
@@ -49,10 +53,12 @@ def find_blocks(graph: Graph, sites: list[FoundSite], tree: ModuleTree) -> list[
     return blocks
 
 
-def _chosen(sites: list[FoundSite], tree: ModuleTree, runs: Runs) -> set[str]:
+def _chosen(sites: list[FoundSite], tree: ModuleTree, runs: Runs, alone: bool) -> set[str]:
     options = {id(site): candidates(site, tree, runs) for site in sites}
     best = {key: min(found, key=lambda c: c.tier) for key, found in options.items()}  # ties: the first, innermost
     proper = {key: choice for key, choice in best.items() if choice.tier < BARE}
+    if not proper and alone:
+        return set()
     if not proper:
         return {choice.name for choice in best.values() if choice.name or _is_root_block(choice, sites)}
     classes = {tree.class_of(choice.name) for choice in proper.values() if choice.tier in (UNIFORM, REPEATED)} - {None}
@@ -63,7 +69,7 @@ def _chosen(sites: list[FoundSite], tree: ModuleTree, runs: Runs) -> set[str]:
             names.add(known)
         elif id(site) in proper:
             names.add(proper[id(site)].name)
-    return {name for name in names if not any(other != name and name.startswith(other + ".") for other in names)}
+    return {name for name in names if not any(other.startswith(name + ".") for other in names)}
 
 
 def _is_root_block(choice: Candidate, sites: list[FoundSite]) -> bool:

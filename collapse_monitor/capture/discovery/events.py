@@ -41,6 +41,7 @@ class Event:
     key_length: int
     product: Operation | None = None
     consumer: Operation | None = None
+    sinks: tuple[int, int] = (0, 0)  # how many columns before and after the keys have scores made by weights alone
 
     @property
     def heads(self) -> int | None:
@@ -73,7 +74,7 @@ def _fused(operation: Operation) -> Event | None:
         value,
         None,
         None,
-        folding_of(query.labels[:-2]),
+        folding_of(query.labels[:-2], is_feature(query.labels[-1])),
         query.labels[-2],
         key.labels[-2],
         query.shape[-2],
@@ -96,9 +97,11 @@ def _written(operation: Operation) -> Event | None:
     left = key_side == "right"
     query, key = (contraction.left, contraction.right) if left else (contraction.right, contraction.left)
     weights = operation.outputs[0]
+    sinks = _sink_columns(source, axis)
     query_axis = _query_axis(weights, axis, contraction.left_made if left else contraction.right_made)
     rest = [label for position, label in enumerate(weights.labels) if position not in (axis, query_axis)]
-    folding = folding_of(tuple(rest))
+    contracted = contraction.left_contracted if left else contraction.right_contracted
+    folding = folding_of(tuple(rest), any(is_feature(query.labels[position]) for position in contracted))
     return Event(
         operation,
         "exp" if exponential else "softmax",
@@ -107,13 +110,14 @@ def _written(operation: Operation) -> Event | None:
         key,
         None,
         weights,
-        MapAxes(axis, query_axis, len(weights.shape), folding),
+        MapAxes(axis, query_axis, len(weights.shape), folding, sinks),
         folding,
         weights.labels[query_axis] if query_axis is not None else (),
         weights.labels[axis],
         weights.shape[query_axis] if query_axis is not None else 1,
-        weights.shape[axis],
+        weights.shape[axis] - sum(sinks),
         product=product,
+        sinks=sinks,
     )
 
 
@@ -121,11 +125,14 @@ def _matches(source: Value, axis: int) -> Iterator[tuple[Operation, str, int, Sc
     """Products upstream of the scores whose free axis is the normalised one; those of data with data first."""
     label, size = source.labels[axis], source.shape[axis]
     others: list[tuple[Operation, str, int, Scores]] = []
+    untraced: Operation | None = None
     for operation in products_above(source, label):
         product = operation.product
         assert product is not None
         side = _side(product, label, size)
         if side is None:
+            if untraced is None and classify(operation.name, product, "right") == "data":
+                untraced = operation
             continue
         scores = classify(operation.name, product, side)
         if scores != "data":
@@ -133,6 +140,8 @@ def _matches(source: Value, axis: int) -> Iterator[tuple[Operation, str, int, Sc
         elif not others or _keeps_both_sides(product, source):
             yield operation, side, axis, scores
             return
+    if not others and untraced is not None:
+        others.append((untraced, "right", axis, "data"))  # skewed or chunked scores, whose axes could not be followed
     yield from others[:1]
 
 
@@ -189,20 +198,42 @@ def products_above(source: Value, label: Label) -> Iterator[Operation]:
             todo.extend(operation.inputs)
 
 
+def _sink_columns(source: Value, axis: int) -> tuple[int, int]:
+    """Columns that were joined to the scores and are made by weights alone: attention sinks."""
+    todo, seen = [source], set[int]()
+    while todo and len(seen) < 20:
+        operation = todo.pop(0).producer
+        if operation is None or operation.index in seen or operation.product is not None or operation.name in SOFTMAXES:
+            continue
+        seen.add(operation.index)
+        if operation.name in ("cat", "concat", "concatenate"):
+            joined = [value for value in operation.inputs if len(value.shape) == len(source.shape)]
+            whole = operation.outputs[0].shape
+            if len(whole) == len(source.shape) and whole[axis] == source.shape[axis] and sum(v.shape[axis] for v in joined) == whole[axis]:
+                before = next((i for i, v in enumerate(joined) if not v.static), 0)
+                after = next((i for i, v in enumerate(reversed(joined)) if not v.static), 0)
+                count = len(joined)
+                return sum(v.shape[axis] for v in joined[:before]), sum(v.shape[axis] for v in joined[count - after :])
+        elif operation.name not in REDUCTIONS:
+            todo.extend(value for value in operation.inputs if len(value.shape) == len(source.shape))
+    return 0, 0
+
+
 def _query_axis(weights: Value, key_axis: int, labels: tuple[Label, ...]) -> int | None:
-    candidates = [axis for axis in range(len(weights.shape)) if axis != key_axis]
-    for axis in reversed(candidates):
-        if any(related(weights.labels[axis], label) for label in labels):
-            return axis
-    if not labels:
-        return None
-    sizes = [axis for axis in reversed(candidates) if not is_feature(weights.labels[axis])]
+    candidates = [axis for axis in range(len(weights.shape) - 1, -1, -1) if axis != key_axis]
+    known = next((axis for axis in candidates if any(related(weights.labels[axis], label) for label in labels)), None)
+    if known is not None or not labels:
+        return known
     adjacent = key_axis - 1
-    return adjacent if adjacent in sizes else (sizes[0] if sizes else None)
+    tokens = [axis for axis in candidates if not is_feature(weights.labels[axis])]
+    return adjacent if adjacent in tokens else (tokens[0] if tokens else None)
 
 
-def folding_of(labels: tuple[Label, ...]) -> Folding:
-    """Leading axes made by weights are heads, those made by data are sequences; without any, the last of several is the heads."""
+def folding_of(labels: tuple[Label, ...], channels_known: bool) -> Folding:
+    """Leading axes made by weights are heads, those made by data are sequences.
+
+    Where not even the channels of the operand could be followed, the last of several leading axes is taken for the heads.
+    """
     leading: list[tuple[Factor, ...]] = []
     for label in labels:
         factors: list[list[object]] = []
@@ -216,7 +247,7 @@ def folding_of(labels: tuple[Label, ...]) -> Folding:
         if sequences:
             sequences[0][1] = -1
         leading.append(tuple((str(role), int(str(size))) for role, size in factors) or (("sequence", -1),))  # type: ignore[misc]
-    if len(leading) >= 2 and not any(role == "head" for axis in leading for role, _ in axis):
+    if not channels_known and len(leading) >= 2 and not any(role == "head" for axis in leading for role, _ in axis):
         leading[-1] = (("head", math.prod(atom.size for atom in labels[-1])),)
     return Folding(tuple(leading))
 
@@ -262,6 +293,9 @@ def _weighed_operand(operation: Operation, weights: Value, event: Event) -> Valu
             related(weights.labels[axis], event.key_label) or (not weights.labels[axis] and event.key_length == 1) for axis in axes
         ):
             return other
+    lost = not any(related(label, event.key_label) for label in weights.labels) and event.key_length > 1
+    if lost and not product.left.static and not product.right.static:
+        return product.right if product.left is weights else product.left  # a skewed or chunked map: its axes could not be followed
     return None
 
 
@@ -271,3 +305,12 @@ def _mixes_other_axes(operation: Operation, weights: Value, event: Event) -> boo
     assert product is not None
     other = product.right if product.left is weights else product.left
     return other.static and any(related(label, event.key_label) for output in operation.outputs for label in output.labels)
+
+
+def kernel_event(operation: Operation) -> Event:
+    """A product of data with data that is never normalised (linear or sigmoid attention): a place, not a distribution."""
+    product = operation.product
+    assert product is not None
+    nothing = Folding(())
+    label = product.left.labels[product.left_free[-1]] if product.left_free else ()
+    return Event(operation, "product", "unknown", product.left, product.right, None, None, None, nothing, label, (), 0, 0)

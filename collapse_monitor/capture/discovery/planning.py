@@ -11,7 +11,7 @@ from collapse_monitor.capture.discovery.blocks import FoundBlock, find_blocks
 from collapse_monitor.capture.discovery.events import FUSED, Event
 from collapse_monitor.capture.discovery.graph import Frame, Graph, Operation, Value
 from collapse_monitor.capture.discovery.semantics import PRODUCTS, SOFTMAXES
-from collapse_monitor.capture.discovery.sites import FoundSite, find_attention, is_cross, projection_weights
+from collapse_monitor.capture.discovery.sites import FoundSite, find_attention, find_mixers, is_cross, projection_weights
 from collapse_monitor.capture.discovery.streams import ADDITIONS, input_value, joins, layout_of, output_value, token_label
 from collapse_monitor.capture.discovery.tree import ModuleTree, canonical
 from collapse_monitor.capture.plan import AttentionPlan, BlockPlan, Kind, Place, Plan
@@ -40,7 +40,7 @@ class Made:
 def make_plan(graph: Graph, events: list[Event], model: nn.Module, causal: dict[int, bool], masks: list[tuple[str, int, str]]) -> Made:
     """Everything that can be known from one forward."""
     found, rejected = find_attention(graph, events)
-    blocks = find_blocks(graph, found, ModuleTree(model))
+    blocks = find_blocks(graph, found, find_mixers(graph, events, found), ModuleTree(model))
     places = Places(graph)
     streams = _streams(graph, blocks)
     for _, output, given in streams:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from collapse_monitor.capture.discovery.axes import Atom, Label, Labels, Splits, broadcast, derived, fresh, fresh_axes, renewed
+from collapse_monitor.capture.discovery.axes import Atom, Label, Labels, Splits, broadcast, derived, fresh, fresh_axes, prefer_feature, renewed
 from collapse_monitor.capture.discovery.graph import Product, Value
 
 RESHAPES = frozenset("view reshape flatten unflatten view_as reshape_as squeeze unsqueeze ravel _unsafe_view".split())
@@ -148,8 +148,9 @@ def _joined(name: str, call: Call, inputs: Sequence[Value]) -> Labels:
     labels: list[Label] = []
     for axis, size in enumerate(shape):
         members = [value.labels[axis] for value in inputs if len(value.labels) == len(shape)]
-        if any(_size(label) == size and label for label in members):
-            labels.append(next(label for label in members if _size(label) == size and label))
+        whole = [label for label in members if _size(label) == size and label]
+        if whole:
+            labels.append(prefer_feature(whole))
         else:
             atoms = tuple(atom for label in members for atom in label)
             feature = bool(atoms) and all(atom.feature for atom in atoms)
@@ -182,12 +183,17 @@ def _indexed(call: Call, source: Value) -> Labels:
 
 
 def _aligned(source: Value, shape: tuple[int, ...]) -> Labels:
-    """Best guess for gathers: trailing axes of unchanged size keep their label."""
-    labels: list[Label] = []
-    for back in range(1, len(shape) + 1):
-        same = back <= len(source.shape) and source.shape[-back] == shape[-back]
-        labels.append(source.labels[-back] if same else fresh(shape[-back]))
-    return tuple(reversed(labels))
+    """Best guess for gathers and strided views: axes keep their label while sizes agree, from the left and from the right."""
+    labels, axis = [fresh(size) for size in shape], -1
+    for axis, (mine, theirs) in enumerate(zip(source.shape, shape, strict=False)):
+        if mine != theirs:
+            break
+        labels[axis] = source.labels[axis]
+    for back, (mine, theirs) in enumerate(zip(reversed(source.shape), reversed(shape), strict=False), start=1):
+        if mine != theirs or len(shape) - back <= axis:
+            break
+        labels[-back] = source.labels[-back]
+    return tuple(labels)
 
 
 def _expanded(source: Value, shape: tuple[int, ...]) -> Labels:
@@ -203,7 +209,7 @@ def _expanded(source: Value, shape: tuple[int, ...]) -> Labels:
 
 def _elementwise(inputs: Sequence[Value], shape: tuple[int, ...]) -> Labels:
     """Labels of an element-wise result, or of any function that keeps the number of axes (pad, roll, pool, split ...)."""
-    operands = sorted(inputs, key=lambda value: value.static)
+    operands = [value for value in inputs if not value.static] or list(inputs)
     fitting = [value for value in operands if _broadcasts(value.shape, shape)]
     if any(_covers(value.shape, shape) for value in fitting) or len(fitting) > 1:
         return broadcast([(value.shape, value.labels) for value in fitting], shape)

@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from collapse_monitor.capture.discovery.events import Event, Scores, attach_consumer
+from collapse_monitor.capture.discovery.axes import same_axis
+from collapse_monitor.capture.discovery.events import Event, Scores, attach_consumer, kernel_event
 from collapse_monitor.capture.discovery.graph import Frame, Graph, Operation, Value, common_frame
 
 
@@ -49,6 +50,25 @@ def find_attention(graph: Graph, events: Iterable[Event]) -> tuple[list[FoundSit
     accepted += [event for event in unsure if _place(event).name.split(".")[-1] in kinds]
     accepted.sort(key=lambda event: event.operation.index)
     return _joined_heads(graph, _grouped(graph, accepted)), rejected
+
+
+def find_mixers(graph: Graph, events: Iterable[Event], sites: list[FoundSite]) -> list[FoundSite]:
+    """Places that are no attention but tell where the blocks are: channel attention, and without any site products of data with data."""
+    channel = [event for event in events if event.scores == "channel" and attach_consumer(event)]
+    mixers = [FoundSite(_place(event), [event]) for event in channel]
+    if sites or mixers:
+        return mixers
+    found: dict[int, FoundSite] = {}
+    for operation in graph.operations:
+        product = operation.product
+        if product is None or product.left.static or product.right.static:
+            continue
+        frame = operation.frame
+        while frame.parent is not None and not frame.has_parameters:
+            frame = frame.parent
+        if frame.index not in found:
+            found[frame.index] = FoundSite(frame, [kernel_event(operation)])
+    return list(found.values())
 
 
 def _objection(scores: Scores, consumed: bool) -> str | None:
@@ -126,8 +146,16 @@ def is_cross(graph: Graph, event: Event) -> bool:
     query, key = event.query, event.key
     if query.static != key.static:
         return True
+    made_inside = [_made_inside(value, event) for value in (query, key)]
+    if made_inside.count(True) == 1:
+        return not same_axis(event.query_label, event.key_label)
     start = _projection_start(event)
     return _older_sources(graph, query, start) != _older_sources(graph, key, start)
+
+
+def _made_inside(value: Value, event: Event) -> bool:
+    projection = _last_projection(value)
+    return projection is not None and projection.frame.within(_place(event))
 
 
 def _projection_start(event: Event) -> int:

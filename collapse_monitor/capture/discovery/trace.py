@@ -184,11 +184,18 @@ class Trace(TorchFunctionMode):
         return len(self._stack) - 1
 
 
+_RAGGED = 1_000_003
+"""Stands for the size of a ragged axis: a prime, so that views cannot split it."""
+
+
 def _shape(tensor: Tensor) -> tuple[int, ...]:
-    try:
-        return tuple(int(size) for size in tensor.shape)
-    except Exception:
-        return ()
+    sizes = []
+    for size in tensor.shape:
+        try:
+            sizes.append(int(size))
+        except Exception:
+            sizes.append(_RAGGED)
+    return tuple(sizes)
 
 
 def _changed_in_place(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:

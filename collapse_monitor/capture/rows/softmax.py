@@ -21,6 +21,7 @@ class MapAxes:
     query: int | None
     ndim: int
     folding: Folding
+    sinks: tuple[int, int] = (0, 0)  # columns before and after the keys that are attention sinks
 
     def folded(self, tensor: Tensor) -> Tensor:
         """The map as [sequence, head, query, key]."""
@@ -35,19 +36,27 @@ class MapAxes:
 def softmax_rows(scores: Tensor, weights: Tensor, axes: MapAxes, sampler: Sampler) -> AttentionObservation:
     """The rows of `weights`, divided by their sum: `weights` may be exp(scores), or lack a column that was cut off after the softmax.
 
-    `scores` are what entered the softmax.
+    `scores` are what entered the softmax. Sink columns are taken out before.
     """
     folded = axes.folded(weights.detach())
     sequences, _, queries, keys = folded.shape
     choice = RowChoice.of(sampler, sequences, queries, weights.device)
     dtype = torch.promote_types(weights.dtype, torch.float32)
     logits = choice.take(axes.folded(scores.detach())).to(dtype)
+    rows = choice.take(folded).to(dtype)
+    before, after = axes.sinks
+    sink = None
+    if before or after:
+        keys -= before + after
+        sink = rows[..., :before].sum(-1) + rows[..., before + keys :].sum(-1)
+        rows, logits = rows[..., before : before + keys], logits[..., before : before + keys]
     visible = logits > INVISIBLE
-    rows = torch.where(visible, choice.take(folded).to(dtype), 0)
+    rows = torch.where(visible, rows, 0)
     return AttentionObservation(
         weights=rows / rows.sum(-1, keepdim=True),
         visible=choice.hide_invalid(visible, keys),
         logits=logits,
+        sink=sink,
         query_index=choice.rows,
         same_rows=(queries, keys, choice.rows.ndim),
     )

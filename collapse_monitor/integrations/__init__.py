@@ -1,0 +1,1 @@
+"""Adapters for training frameworks: they translate, nothing else. Import the one you use."""
