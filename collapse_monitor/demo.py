@@ -25,7 +25,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from collapse_monitor.integrations.lightning import CollapseCallback
-from collapse_monitor.records import Alert
+from collapse_monitor.monitor import Monitor
 from collapse_monitor.testing import tiny_vit
 
 try:
@@ -87,14 +87,14 @@ def digits() -> tuple[DataLoader[Any], DataLoader[Any]]:
     return DataLoader(train, batch_size=60, shuffle=True), DataLoader(held_out, batch_size=HELD_OUT)
 
 
-def train(title: str, *, residual: bool, epochs: int, logdir: Path, progress: Progress) -> CollapseCallback:
-    """One run; returns the callback, which remembers what it saw."""
+def train(title: str, *, residual: bool, epochs: int, logdir: Path, progress: Progress) -> Monitor:
+    """One run; returns the monitor, which remembers what it saw."""
     seed_everything(0, verbose=False)
     # Steps of a few milliseconds cannot pay for a reading out of 1 % of their time, so a demonstration goes without a budget.
-    monitor = CollapseCallback(every=5, budget=None)
+    callback = CollapseCallback(every=5, budget=None)
     trainer = Trainer(
         max_epochs=epochs,
-        callbacks=[monitor, ProgressBar(progress, title)],
+        callbacks=[callback, ProgressBar(progress, title)],
         logger=TensorBoardLogger(logdir, name=title.replace(" ", "_"), version=""),
         accelerator="cpu",
         log_every_n_steps=5,
@@ -104,13 +104,8 @@ def train(title: str, *, residual: bool, epochs: int, logdir: Path, progress: Pr
         num_sanity_val_steps=0,
     )
     trainer.fit(Digits(residual=residual), *digits())
-    return monitor
-
-
-def describe(alert: Alert) -> str:
-    """One line for the terminal."""
-    layers = ", ".join(map(str, alert.layers))
-    return f"  step {alert.step}, {alert.severity.value}, {alert.rule} {alert.state}, layers {layers}: {alert.message}"
+    assert callback.monitor is not None, "it was made when the run began"
+    return callback.monitor
 
 
 def tensorboard_command(logdir: Path) -> str:
@@ -146,7 +141,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for title, monitor in monitors.items():
         assert monitor.latest is not None, "a run of several steps is sampled at least once"
         print(f"\n{title}, step {monitor.latest.step}\n{monitor.latest.table()}")
-        print("Alerts:" if monitor.alerts else "Alerts: none", *map(describe, monitor.alerts), sep="\n")
+        print(
+            "Alerts:" if monitor.alerts else "Alerts: none",
+            *(f"  step {alert.step}: {alert.message}" for alert in monitor.alerts),
+            sep="\n",
+        )
     print(f"\nSee both runs over time:\n  {tensorboard_command(options.logdir)}")
     return 0
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,6 +16,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from collapse_monitor.judge import DEFAULT_RULES, Judge
+from collapse_monitor.judge.rule import checks_of
+from collapse_monitor.monitor import probe
 from collapse_monitor.records import Alert, Snapshot
 
 __all__ = ["MemorySink", "PureAttention", "assert_healthy", "collapsed_tokens", "tiny_gpt", "tiny_vit", "tokens_of_rank"]
@@ -221,13 +225,13 @@ def assert_healthy(model: nn.Module, *args: Any, **kwargs: Any) -> Snapshot:
 
     >>> snapshot = assert_healthy(tiny_vit(), torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(0)))
     """
-    from collapse_monitor.monitor import probe
-
     snapshot = probe(model, *args, **kwargs)
-    found = _fired(snapshot)
-    if found:
-        lines = "\n".join(f"  {rule}: {condition.message or _describe(condition)}" for rule, condition in found)
-        raise AssertionError(f"{type(model).__name__} is not healthy:\n{lines}\n{snapshot.table()}")
+    judge = Judge(DEFAULT_RULES)
+    for check in range(max(map(checks_of, DEFAULT_RULES))):  # a rule asks to see a condition more than once
+        judge.check(replace(snapshot, step=check))
+    if judge.alerts:
+        messages = "\n".join(f"  {alert.message}" for alert in judge.alerts)
+        raise AssertionError(f"{type(model).__name__} is not healthy:\n{messages}\n{snapshot.table()}")
     return snapshot
 
 

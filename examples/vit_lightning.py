@@ -97,10 +97,10 @@ def main() -> None:
     seed_everything(0, verbose=False)
     train, validation = digits()
     # Steps of a few milliseconds cannot pay for a reading out of 1 % of their time: this toy switches the budget off.
-    monitor = CollapseCallback(every=options.every, budget=None)
+    watch = CollapseCallback(every=options.every, budget=None)
     trainer = Trainer(
         max_epochs=2 if options.short else options.epochs,
-        callbacks=[monitor],
+        callbacks=[watch],
         logger=TensorBoardLogger(options.logdir, name=f"residual_{options.residual}"),
         accelerator="cpu",
         log_every_n_steps=5,
@@ -109,9 +109,9 @@ def main() -> None:
     )
     trainer.fit(DigitViT(residual=options.residual == "on"), train, validation)
 
-    print(monitor.latest.table())
-    for alert in monitor.alerts:
-        print(f"step {alert.step}, {alert.severity}: {alert.message}")
+    print(watch.monitor.latest.table())
+    for alert in watch.monitor.alerts:
+        print(f"step {alert.step}: {alert.message}")
     print(f"tensorboard --logdir {options.logdir}")
 
 

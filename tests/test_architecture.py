@@ -20,7 +20,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"records", "metrics"}),
     frozenset({"observation"}),
     frozenset({"capture", "measure", "judge", "remedies"}),
-    frozenset({"report"}),
+    frozenset({"report", "schedule"}),
     frozenset({"monitor"}),
     frozenset({"integrations", "testing"}),
     frozenset({"demo"}),

@@ -89,14 +89,14 @@ class Listening(Reader, TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        function = bare_name(func)
+        if function in BACKWARD:
+            self.at_backward()
         if not self.recording:
             return func(*args, **kwargs)
         if func is F.multi_head_attention_forward:
             with self:
                 return transparent_multi_head_attention()(*args, **kwargs)
-        function = bare_name(func)
-        if function in BACKWARD:
-            self.at_backward()
         result = func(*args, **kwargs)
         kind = KINDS.get(function)
         if kind is not None and self.recording:

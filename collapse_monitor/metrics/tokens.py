@@ -158,7 +158,7 @@ def dead_tokens(hidden: Float[Tensor, "*batch token dim"], mask: Bool[Tensor, "*
     tensor(0.7500)
     """
     tokens = read_tokens(hidden, mask)
-    prints = torch.where(tokens.valid, _fingerprint(tokens.rows), torch.iinfo(torch.int64).max)
+    prints = torch.where(tokens.valid, fingerprint(tokens.rows), torch.iinfo(torch.int64).max)
     order = prints.argsort(stable=True, dim=-1)
     rows = tokens.rows.gather(-2, order[..., None].expand(tokens.rows.shape))
     valid = tokens.valid.gather(-1, order)
@@ -221,7 +221,7 @@ def _composite(rows: Float[Tensor, "*batch token dim"]) -> Float[Tensor, "*batch
     return torch.where(product > 0, torch.where(product > 0, product, 1).sqrt(), 0)
 
 
-def _fingerprint(rows: Float[Tensor, "*batch token dim"]) -> Int[Tensor, "*batch token"]:
+def fingerprint(rows: Float[Tensor, "*batch token dim"]) -> Int[Tensor, "*batch token"]:
     """A 64-bit number per token, equal for equal tokens: integer sums do not depend on the order of addition."""
     as_integer = torch.int64 if rows.dtype == torch.float64 else torch.int32
     bits = (rows.detach() + 0.0).view(as_integer).to(torch.int64)  # + 0.0 turns -0.0 into 0.0

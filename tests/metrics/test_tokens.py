@@ -12,6 +12,7 @@ from torch import Tensor
 
 from collapse_monitor import metrics
 from collapse_monitor.metrics import find_outliers
+from collapse_monitor.metrics.tokens import fingerprint
 
 
 def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -135,6 +136,13 @@ def test_dead_tokens_finds_every_twin(values: list[list[int]], scale: float, dty
     expected = sum(values.count(token) > 1 or not any(token) for token in values) / len(values)
     hidden = (torch.tensor(values, dtype=torch.float64) * scale).to(dtype)
     assert metrics.dead_tokens(hidden).item() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_fingerprints_of_small_integers_do_not_collide(dtype: torch.dtype) -> None:
+    """Twins are looked for among neighbours of equal fingerprint: tokens that differ must not stand between them."""
+    tokens = torch.cartesian_prod(*[torch.tensor([-1.0, 0.0, 0.5, 1.0, 2.0], dtype=dtype)] * 6)
+    assert len(fingerprint(tokens).unique()) == 5**6
 
 
 def test_outliers() -> None:

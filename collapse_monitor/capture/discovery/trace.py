@@ -53,14 +53,14 @@ class Trace(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if bare_name(func) in BACKWARD:
+            self._listener.at_backward()
         if not self.recording:
             return func(*args, **kwargs)
         if func is F.multi_head_attention_forward:
             with self:
                 return transparent_multi_head_attention()(*args, **kwargs)
-        if bare_name(func) in BACKWARD:
-            self._listener.at_backward()
-        before = self._known(args, kwargs) if self.recording else []
+        before = self._known(args, kwargs)
         result = func(*args, **kwargs)
         if self.recording:
             try:
