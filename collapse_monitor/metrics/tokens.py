@@ -225,7 +225,7 @@ def fingerprint(rows: Float[Tensor, "*batch token dim"]) -> Int[Tensor, "*batch 
     """A 64-bit number per token, equal for equal tokens: integer sums do not depend on the order of addition."""
     as_integer = torch.int64 if rows.dtype == torch.float64 else torch.int32
     bits = (rows.detach() + 0.0).view(as_integer).to(torch.int64)  # + 0.0 turns -0.0 into 0.0
-    for factor in (-7046029254386353131, -4417276706812531889):  # odd: no bit is lost; the shift carries high bits, all that
-        bits = (bits ^ (bits >> 33)) * factor  # half-precision values have, down to the low ones
-    position = torch.arange(rows.shape[-1], device=rows.device) * 2 + 1
-    return ((bits ^ (bits >> 33)) * position).sum(-1)
+    bits = bits + torch.arange(rows.shape[-1], device=rows.device) * -7046029254386353131  # the same value differs by position
+    for factor in (-4658895280553007687, -7723592293110705685):  # odd: no bit is lost; the shift carries high bits, all that
+        bits = (bits ^ (bits >> 31)) * factor  # half-precision values have, down to the low ones
+    return (bits ^ (bits >> 33)).sum(-1)
