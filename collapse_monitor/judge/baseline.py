@@ -1,0 +1,150 @@
+"""The normal range of a reading: a running mean and deviation, in the scale in which equal steps are equally remarkable."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from collapse_monitor.judge.readings import Mask, Values
+from collapse_monitor.judge.thresholds import SMALLEST_DEVIATION, WINDOW_CHECKS, Scale
+
+
+def to_scale(values: Values, scale: Scale) -> Values:
+    """Readings in the scale in which equal steps are equally remarkable; nan where it is not defined.
+
+    >>> to_scale(np.array([0.9, 0.99]), "gap").round(2)
+    array([-2.3 , -4.61])
+    """
+    if scale == "linear":
+        return values
+    if scale == "log1p":
+        return np.log1p(np.maximum(values, 0))
+    if scale == "gap":
+        # Below 1e-7 a single-precision cosine has no digits left.
+        return np.log(np.maximum(1 - values, 1e-7))
+    return np.where(values >= 0, np.log(np.maximum(values, 1e-12)), np.nan)
+
+
+def from_scale(values: Values, scale: Scale) -> Values:
+    """The inverse of `to_scale`."""
+    if scale == "linear":
+        return values
+    with np.errstate(over="ignore"):
+        grown: Values = np.exp(values)
+    if scale == "log1p":
+        return grown - 1
+    return 1 - grown if scale == "gap" else grown
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """The normal range of one metric, an entry per layer or per site and head. Entries still in warm-up are nan."""
+
+    scale: Scale
+    mean: Values
+    deviation: Values
+
+    @property
+    def value(self) -> Values:
+        """The middle, in the metric's own unit."""
+        return from_scale(self.mean, self.scale)
+
+    def at(self, *index: int) -> float | None:
+        """The middle at one layer (or site and head), None while in warm-up.
+
+        >>> Baseline("log", np.log([2.0, np.nan]), np.ones(2)).at(0), Baseline("log", np.log([2.0, np.nan]), np.ones(2)).at(1)
+        (2.0, None)
+        """
+        try:
+            middle = float(self.value[index])
+        except IndexError:
+            return None
+        return None if np.isnan(middle) else middle
+
+    def shift(self, values: Values) -> Values:
+        """Distance from the middle in the metric's scale: for a `log` scale the log of the factor. nan while in warm-up."""
+        # Readings of another shape than the baseline's are of another model.
+        mean = self.mean if self.mean.shape == values.shape else np.full(values.shape, np.nan)
+        return to_scale(values, self.scale) - mean
+
+    def beyond(self, values: Values, shift: float, sigmas: float) -> Mask:
+        """Where `values` lie at least `shift` (signed, in the scale) and `sigmas` deviations off the middle. Never while in warm-up."""
+        found = self.shift(values) * (1 if shift > 0 else -1)
+        if self.deviation.shape != values.shape:
+            return np.zeros(values.shape, dtype=bool)
+        return found >= np.maximum(abs(shift), sigmas * self.deviation)
+
+
+class Track:
+    """One running mean and deviation per entry of an array, in a scale, and the last few arrays as they came."""
+
+    def __init__(self, scale: Scale, shape: tuple[int, ...], recent: int) -> None:
+        self.scale: Scale = scale
+        self.count = np.zeros(shape)
+        self.mean = np.zeros(shape)
+        self.variance = np.zeros(shape)
+        self.recent: deque[tuple[int, Values]] = deque(maxlen=recent)
+
+    def update(self, step: int, values: Values, frozen: Mask) -> None:
+        if self.recent.maxlen:
+            self.recent.append((step, values))
+        scaled = to_scale(values, self.scale)
+        known = np.isfinite(scaled) & ~frozen
+        self.count += known
+        weight = np.where(known, 1 / np.clip(self.count, 1, WINDOW_CHECKS), 0)
+        change = np.where(known, scaled, 0) - np.where(known, self.mean, 0)
+        self.mean += weight * change
+        self.variance = (1 - weight) * (self.variance + weight * change**2)
+
+    def baseline(self, warmup: int) -> Baseline:
+        ready = self.count >= warmup
+        deviation = np.maximum(np.sqrt(self.variance), SMALLEST_DEVIATION[self.scale])
+        return Baseline(self.scale, np.where(ready, self.mean, np.nan), np.where(ready, deviation, np.nan))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "scale": self.scale,
+            "shape": list(self.mean.shape),
+            **{name: listed(getattr(self, name)) for name in ("count", "mean", "variance")},
+            "recent": [[step, listed(values)] for step, values in self.recent],
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any], recent: int) -> Track:
+        shape = tuple(state["shape"])
+        track = cls(state["scale"], shape, recent)
+        for name in ("count", "mean", "variance"):
+            setattr(track, name, array_of(state[name], shape))
+        track.recent.extend((step, array_of(values, shape)) for step, values in state["recent"])
+        return track
+
+
+def to_json(value: float | None) -> float | str | None:
+    """A number as strict JSON has it: text where it is not finite.
+
+    >>> to_json(1.5), to_json(float("nan")), to_json(None)
+    (1.5, 'nan', None)
+    """
+    return value if value is None or math.isfinite(value) else str(value)
+
+
+def from_json(value: float | str | None) -> float | None:
+    """The inverse of `to_json`."""
+    return None if value is None else float(value)
+
+
+def listed(values: Values) -> list[float | str | None]:
+    return [to_json(float(value)) for value in values.ravel()]
+
+
+def array_of(values: list[float | str], shape: tuple[int, ...]) -> Values:
+    return np.array([float(value) for value in values], dtype=np.float64).reshape(shape)
+
+
+UNKNOWN = Baseline("linear", np.array(np.nan), np.array(np.nan))
+"""Before anything is known."""

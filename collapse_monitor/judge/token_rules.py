@@ -1,0 +1,173 @@
+"""Rules about the tokens of a block's output: have they become the same, are they becoming the same, are they numbers at all?"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from collapse_monitor.judge.history import History
+from collapse_monitor.judge.readings import Mask
+from collapse_monitor.judge.rule import confirmed_after
+from collapse_monitor.judge.thresholds import GRADIENT_CHECKS, LEVELS, SIGMAS, TRANSIENT_CHECKS, TRANSIENT_STEPS, Level, bound
+from collapse_monitor.records import Condition, Severity, Snapshot
+
+
+def rank_collapse(snapshot: Snapshot, history: History) -> list[Condition]:
+    """All tokens of a sequence have become the same, or span next to nothing.
+
+    Alike tokens alone prove nothing: small models start with them, and every model passes through them while it first learns what all
+    tokens share. They fire at once where one block erases what was left of the differences, or where the residual fell far below the
+    own baseline; else only when they last. Low rank without alike tokens (all multiples of one direction) fires at once.
+    """
+    tokens = _Tokens(snapshot, history)
+    near, narrow = tokens.near("fire"), tokens.narrow("fire")
+    fallen = tokens.settled & history.baseline("relative_residual").beyond(
+        tokens.residual, -np.log(bound("rank_collapse.residual_drop", "fire")), SIGMAS
+    )
+    erased = np.logical_or.accumulate(near & tokens.erasing(near))
+    checks, steps = history.lasting("rank_collapse", (near | narrow) & tokens.lost(), snapshot.step)
+    lasting = (checks >= TRANSIENT_CHECKS) & (steps >= TRANSIENT_STEPS)
+    multiples = narrow & (tokens.gap >= 1 - bound("rank_collapse.multiples", "fire"))
+    sure = (near & (erased | fallen)) | multiples
+    fire = sure | lasting | tokens.dropped("fire")
+    hold = tokens.near("hold") | tokens.narrow("hold") | tokens.dropped("hold")
+    critical = sure | (lasting & (tokens.residual <= bound("rank_collapse.complete_residual", "fire")))
+    found = []
+    for layer in _layers(fire | hold):
+        level: Level = "fire" if fire[layer] else "hold"
+        severity = Severity.CRITICAL if critical[layer] else Severity.WARNING
+        if tokens.near(level)[layer]:
+            found.append(_identical_tokens(layer, level, severity, tokens, history))
+        else:
+            found.append(_narrow_tokens(layer, level, severity, tokens, history))
+    unread = np.isnan(tokens.gap) & np.isnan(tokens.rank)
+    found.extend(_no_data(layer, "token_similarity", bound("rank_collapse.similarity", "fire")) for layer in _layers(unread))
+    return found
+
+
+def oversmoothing(snapshot: Snapshot, history: History) -> list[Condition]:
+    """Tokens are becoming alike: the similarity is high and has risen far above the run's own baseline. Never on absolute grounds."""
+    similarity = history.read(snapshot).layer("token_similarity")
+    normal = history.baseline("token_similarity")
+    settled = history.steps(snapshot) >= TRANSIENT_STEPS
+
+    def risen(level: Level) -> Mask:
+        change = settled & normal.beyond(similarity, -np.log(bound("oversmoothing.gap_drop", level)), SIGMAS)
+        return _not_only_last(change & (similarity >= bound("oversmoothing.similarity", level)))
+
+    fire, hold = (risen(level) for level in LEVELS)
+    found = []
+    for layer in _layers(fire | hold):
+        level: Level = "fire" if fire[layer] else "hold"
+        found.append(
+            Condition(
+                layer, "token_similarity", float(similarity[layer]), bound("oversmoothing.similarity", level), normal.at(layer), level
+            )
+        )
+    found.extend(_no_data(layer, "token_similarity", bound("oversmoothing.similarity", "fire")) for layer in _layers(np.isnan(similarity)))
+    return found
+
+
+@confirmed_after(1)
+def non_finite(snapshot: Snapshot, history: History) -> list[Condition]:
+    """NaN or infinity in a block's output, at once; infinite gradients only when they stay, since gradient scalers provoke them."""
+    now = history.read(snapshot)
+    share = now.layer("nonfinite")
+    limit = bound("non_finite.share", "fire")
+    found = {
+        layer: Condition(layer, "nonfinite", float(share[layer]), limit, severity=Severity.CRITICAL) for layer in _layers(share > limit)
+    }
+    for metric in ("gradient_norm", "parameter_gradient_norm"):
+        checks = [*(values for _, values in history.recent(metric)[1 - GRADIENT_CHECKS :]), now.layer(metric)]
+        if len(checks) == GRADIENT_CHECKS and all(values.shape == share.shape for values in checks):
+            for layer in _layers(np.isinf(checks).all(axis=0)):
+                found.setdefault(layer, Condition(layer, metric, np.inf, np.inf))
+    for layer in _layers(np.isnan(share)):
+        found.setdefault(layer, _no_data(layer, "nonfinite", limit))
+    return list(found.values())
+
+
+class _Tokens:
+    """The readings of one snapshot that bear on rank collapse, and what each bound says of them."""
+
+    def __init__(self, snapshot: Snapshot, history: History) -> None:
+        now = history.read(snapshot)
+        similarity, residual = now.layer("token_similarity"), now.layer("relative_residual")
+        # Tokens of equal norm: 1 - similarity = relative_residual^2, up to n / (n - 1). One stands in for the other where it is missing.
+        self.gap = np.where(np.isnan(similarity), residual**2, 1 - similarity)
+        self.residual = np.where(np.isnan(residual), np.sqrt(np.maximum(self.gap, 0)), residual)
+        self.similarity = similarity
+        self.rank, self.share, self.attainable = now.layer("effective_rank"), now.layer("rank_share"), now.attainable
+        self.ranked = self.attainable >= bound("rank_collapse.smallest_attainable_rank", "fire")
+        self.normal_share = history.baseline("rank_share")
+        self.settled = history.steps(snapshot) >= TRANSIENT_STEPS
+        contraction = now.layer("contraction")
+        with np.errstate(divide="ignore", invalid="ignore"):
+            between = self.residual / np.append(np.nan, self.residual[:-1])[: len(self.residual)]
+        self.contraction = np.where(np.isnan(contraction), between, contraction)
+
+    def near(self, level: Level) -> Mask:
+        """Alike in direction, and the spectrum agrees."""
+        flat = self.ranked & (self.share > bound("rank_collapse.rank_share_of_similar", level))
+        return ~flat & (self.gap <= 1 - bound("rank_collapse.similarity", level))
+
+    def narrow(self, level: Level) -> Mask:
+        """Fewer than two directions."""
+        return self.ranked & (self.rank <= bound("rank_collapse.effective_rank", level))
+
+    def dropped(self, level: Level) -> Mask:
+        """Rank far below the own baseline."""
+        low = self.ranked & (self.share <= bound("rank_collapse.rank_share", level))
+        drop = self.normal_share.beyond(self.share, -np.log(bound("rank_collapse.rank_drop", level)), SIGMAS)
+        return _not_only_last(self.settled & low & drop)
+
+    def erasing(self, near: Mask) -> Mask:
+        """Blocks that erase most of the differences between the tokens they are given."""
+        strict = np.full(len(near), bound("rank_collapse.contraction", "fire"))
+        edge = bound("rank_collapse.edge_contraction", "fire")
+        strict[:1] = edge
+        if not near[:-1].any():
+            strict[-1:] = edge
+        found = self.contraction <= strict
+        # Nothing is known of the first block's input: alike outputs are put down to the block.
+        found[:1] |= np.isnan(self.contraction[:1])
+        return found
+
+    def lost(self) -> Mask:
+        """Residual far below that of the first block's input, or of its output where the input is not known."""
+        if not len(self.residual):
+            return np.zeros(0, dtype=bool)
+        first = self.contraction[0]
+        entry = self.residual[0] / first if first > 0 else np.inf if first == 0 else self.residual[0]
+        return self.residual <= bound("rank_collapse.lost_residual", "fire") * entry
+
+
+def _identical_tokens(layer: int, level: Level, severity: Severity, tokens: _Tokens, history: History) -> Condition:
+    limit = bound("rank_collapse.similarity", level)
+    metric, value = "token_similarity", tokens.similarity[layer]
+    if np.isnan(value):
+        metric, value, limit = "relative_residual", tokens.residual[layer], (1 - limit) ** (1 / 2)
+    return Condition(layer, metric, float(value), limit, history.baseline(metric).at(layer), level, severity)
+
+
+def _narrow_tokens(layer: int, level: Level, severity: Severity, tokens: _Tokens, history: History) -> Condition:
+    attainable = float(tokens.attainable[layer])
+    share = tokens.normal_share.at(layer)
+    baseline = None if share is None else share * attainable
+    limit = bound("rank_collapse.effective_rank", level)
+    if baseline is not None and not tokens.narrow(level)[layer]:
+        limit = min(bound("rank_collapse.rank_share", level) * attainable, baseline / bound("rank_collapse.rank_drop", level))
+    message = "The tokens of a sequence span next to no directions, though they are not all the same"
+    return Condition(layer, "effective_rank", float(tokens.rank[layer]), limit, baseline, level, severity, message=message)
+
+
+def _not_only_last(found: Mask) -> Mask:
+    """Nothing, where the last block is the only one found."""
+    return found if found[:-1].any() else np.zeros_like(found)
+
+
+def _no_data(layer: int, metric: str, limit: float) -> Condition:
+    return Condition(layer, metric, np.nan, limit, state="no_data")
+
+
+def _layers(mask: Mask) -> list[int]:
+    return [int(layer) for layer in np.flatnonzero(mask)]
