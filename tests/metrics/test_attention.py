@@ -179,6 +179,12 @@ def test_layer_similarity_of_other_shapes_is_undefined(shape: tuple[int, ...]) -
     assert value.isnan().all()
 
 
+def test_layer_similarity_without_a_common_row_is_undefined() -> None:
+    weights, previous = torch.zeros(2, 1, 2, 3)
+    weights[0, 0], previous[0, 1] = 1 / 3, 1 / 3
+    assert metrics.layer_similarity(weights, previous).isnan().all()
+
+
 def test_input_dependence_compares_only_rows_with_equal_keys() -> None:
     weights = torch.stack([torch.eye(4), torch.eye(4).flip(0)])[:, None]
     visible = torch.ones(2, 1, 4, 4, dtype=torch.bool)

@@ -1,8 +1,6 @@
-"""What holds for every metric: masks delete, undefined is nan, nothing raises, every dtype works, gradients are right."""
+"""What holds for every metric: masks delete, undefined is nan, nothing raises, every dtype works."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,30 +9,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from collapse_monitor import metrics
-
-TOKENS = [metric for metric in metrics.DEFAULT_METRICS if metric.reads == "hidden"]
-TRANSITIONS = [metric for metric in metrics.DEFAULT_METRICS if metric.reads == "transition"]
-ROWS = [metric for metric in metrics.DEFAULT_METRICS if metric.reads in ("attention", "logits")]
-SHARES = ("nonfinite", "dead_tokens", "outlier_tokens")
-UNDIFFERENTIABLE = ("nonfinite", "dead_tokens", "outlier_tokens")
+from tests.metrics.samples import ROWS, SHARES, TOKENS, TRANSITIONS, arguments, hidden_states, maps
 
 each_token_metric = pytest.mark.parametrize("metric", TOKENS, ids=lambda metric: metric.name)
 each_transition = pytest.mark.parametrize("metric", TRANSITIONS, ids=lambda metric: metric.name)
 each_row_metric = pytest.mark.parametrize("metric", ROWS, ids=lambda metric: metric.name)
 each_dtype = pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
 each_bad_value = pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def hidden_states(*shape: int, seed: int = 0) -> Tensor:
-    return normal(*shape[:-2], 1, shape[-1], seed=seed) + normal(*shape, seed=seed + 1)
-
-
-def maps(*shape: int, seed: int = 0) -> Tensor:
-    return (2 * normal(*shape, seed=seed)).softmax(-1)
 
 
 def tensors(result: Tensor, expected: Tensor, **tolerance: float) -> None:
@@ -249,125 +230,3 @@ def test_values_lie_in_the_declared_range(metric: metrics.Metric) -> None:
         given_tensors = arguments(metric, seed)
         value = metric.compute(given_tensors) if metric.reads == "parameter_gradients" else metric.compute(*given_tensors)
         assert ((value >= low - 1e-6) & (value <= high + 1e-6)).all()
-
-
-# --- gradients
-
-
-def arguments(metric: metrics.Metric, seed: int = 0) -> list[Tensor]:
-    """Float32 tensors of the kind a metric reads, without a mask."""
-    build: dict[str, Callable[[], list[Tensor]]] = {
-        "hidden": lambda: [hidden_states(2, 6, 4, seed=seed)],
-        "transition": lambda: [hidden_states(2, 6, 4, seed=seed), hidden_states(2, 6, 4, seed=seed + 9)],
-        "branch": lambda: [normal(2, 6, 4, seed=seed), normal(2, 6, 4, seed=seed + 9)],
-        "attention": lambda: [maps(2, 3, 4, 5, seed=seed)],
-        "logits": lambda: [normal(2, 3, 4, 5, seed=seed)],
-        "attention_pair": lambda: [maps(2, 3, 4, 5, seed=seed), maps(2, 3, 4, 5, seed=seed + 9)],
-        "attention_batch": lambda: [maps(3, 2, 4, 5, seed=seed)],
-        "gradient": lambda: [normal(2, 6, 4, seed=seed)],
-        "qv_gradient": lambda: [normal(2, 6, 4, seed=seed), normal(2, 6, 4, seed=seed + 9)],
-        "parameter_gradients": lambda: [normal(6, 4, seed=seed), normal(4, seed=seed + 9)],
-        "qv_weight_gradient": lambda: [normal(6, 4, seed=seed), normal(6, 4, seed=seed + 9)],
-        "features": lambda: [hidden_states(7, 4, seed=seed)],
-        "qk_weights": lambda: [normal(2, 3, 5, seed=seed), normal(2, 3, 5, seed=seed + 9)],
-        "value_weights": lambda: [normal(2, 3, 5, seed=seed)],
-    }
-    return [tensor.float() for tensor in build[metric.reads]()]
-
-
-SMOOTH = [metric for metric in metrics.DEFAULT_METRICS if metric.name not in UNDIFFERENTIABLE and metric.reads != "parameter_gradients"]
-
-
-@pytest.mark.parametrize("metric", SMOOTH, ids=lambda metric: metric.name)
-def test_gradients_are_those_of_the_formula(metric: metrics.Metric) -> None:
-    given_tensors = tuple(tensor.double().requires_grad_() for tensor in arguments(metric))
-    assert torch.autograd.gradcheck(metric.compute, given_tensors)
-
-
-@pytest.mark.parametrize("metric", [metric for metric in TOKENS if metric.name not in UNDIFFERENTIABLE], ids=lambda metric: metric.name)
-def test_masked_and_undefined_sequences_send_no_gradient(metric: metrics.Metric) -> None:
-    """A penalty over a ragged batch: NaN in padding, in a bad sequence, and sequences that are undefined, must not spoil the step."""
-    hidden = hidden_states(5, 6, 4)
-    mask = torch.ones(5, 6, dtype=torch.bool)
-    mask[0, 4:] = False
-    hidden[0, 4:] = torch.nan
-    hidden[1, 2, 1] = torch.inf
-    hidden[2] = 0
-    mask[3, 1:] = False
-    hidden.requires_grad_()
-    (gradient,) = torch.autograd.grad(metric.compute(hidden, mask).nansum(), hidden)
-    assert gradient.isfinite().all()
-    assert (gradient[0, :4] != 0).any()
-    assert (gradient[4] != 0).any()
-    assert not gradient[0, 4:].any()
-    assert not gradient[1:4].any()
-
-
-@pytest.mark.parametrize("metric", [metric for metric in TOKENS if metric.name not in UNDIFFERENTIABLE], ids=lambda metric: metric.name)
-def test_the_gradient_at_full_collapse_is_finite(metric: metrics.Metric) -> None:
-    hidden = torch.ones(6, 4, dtype=torch.float64, requires_grad=True)
-    (gradient,) = torch.autograd.grad(metric.compute(hidden), hidden)
-    assert gradient.isfinite().all()
-
-
-@each_row_metric
-def test_invisible_weights_get_no_gradient(metric: metrics.Metric) -> None:
-    visible = torch.ones(4, 4, dtype=torch.bool).tril()
-    visible[0] = False
-    weights = maps(2, 3, 4, 4)
-    weights[..., ~visible] = torch.nan
-    weights.requires_grad_()
-    (gradient,) = torch.autograd.grad(metric.compute(weights, visible).nansum(), weights)
-    assert gradient.isfinite().all()
-    assert gradient.any()
-    assert not gradient[..., ~visible].any()
-
-
-# --- errors
-
-
-@pytest.mark.usefixtures("unchecked_shapes")
-@each_token_metric
-def test_wrong_tokens_are_refused(metric: metrics.Metric) -> None:
-    hidden = torch.zeros(2, 4, 3)
-    with pytest.raises(
-        TypeError, match=r"hidden has dtype torch.int64; expected a floating dtype .* not indices, or convert with .float\(\)"
-    ):
-        metric.compute(hidden.long())
-    with pytest.raises(TypeError, match="hidden is a list; expected a floating tensor: convert it with torch.as_tensor"):
-        metric.compute([[1.0, 2.0]])
-    with pytest.raises(
-        ValueError, match=r"hidden has shape \[3\]; expected \[\*batch, token, dim\] with dim >= 1: pass one matrix of tokens"
-    ):
-        metric.compute(torch.zeros(3))
-    with pytest.raises(ValueError, match=r"hidden has shape \[3, 0\]; expected \[\*batch, token, dim\] with dim >= 1"):
-        metric.compute(torch.zeros(3, 0))
-    with pytest.raises(
-        ValueError, match=r"mask has shape \[2, 3\], but hidden has shape \[2, 4, 3\]; expected \[2, 4\]: one value per token"
-    ):
-        metric.compute(hidden, torch.ones(2, 3, dtype=torch.bool))
-    with pytest.raises(TypeError, match=r"mask has dtype torch.float32; expected a boolean tensor, .* convert 0/1 with mask.bool\(\)"):
-        metric.compute(hidden, torch.ones(2, 4))
-    with pytest.raises(TypeError, match="mask has type list; expected a boolean tensor"):
-        metric.compute(hidden, [True, False])
-    with pytest.raises(ValueError, match=r"mask is on meta, hidden on cpu: move the mask with mask.to\(hidden.device\)"):
-        metric.compute(hidden, torch.ones(2, 4, dtype=torch.bool, device="meta"))
-
-
-@pytest.mark.usefixtures("unchecked_shapes")
-@each_row_metric
-def test_wrong_rows_are_refused(metric: metrics.Metric) -> None:
-    name = "logits" if metric.reads == "logits" else "weights"
-    with pytest.raises(TypeError, match=f"{name} has dtype torch.bool; expected a floating dtype"):
-        metric.compute(torch.ones(2, 3, 4, 5, dtype=torch.bool))
-    with pytest.raises(
-        ValueError, match=rf"{name} has shape \[4, 5\]; expected \[\*batch, head, query, key\]: add an axis of one head with {name}\[None\]"
-    ):
-        metric.compute(torch.ones(4, 5))
-    message = rf"mask has shape \[2, 5\], which does not broadcast to {name} of shape \[2, 3, 4, 5\]; .* for a mask of keys"
-    with pytest.raises(ValueError, match=message):
-        metric.compute(torch.ones(2, 3, 4, 5), torch.ones(2, 5, dtype=torch.bool))
-    with pytest.raises(ValueError, match="does not broadcast"):
-        metric.compute(torch.ones(3, 4, 5), torch.ones(2, 3, 4, 5, dtype=torch.bool))
-    with pytest.raises(TypeError, match="mask has dtype torch.int64; expected a boolean tensor"):
-        metric.compute(torch.ones(2, 3, 4, 5), torch.ones(4, 5).long())

@@ -63,6 +63,12 @@ def test_scale_and_degenerate_weights() -> None:
     assert metrics.qk_spectral_norm(torch.zeros(0, 4, 9), torch.zeros(0, 4, 9)).shape == (0,)
 
 
+def test_unused_head_dimensions_do_not_hide_the_others() -> None:
+    query, key = normal(3, 4, 9), normal(3, 4, 9, seed=1)
+    query[:, 0], key[:, 0], key[:, 1] = 0, 0, 1e-200
+    torch.testing.assert_close(metrics.qk_spectral_norm(query, key), dense_norm(query, key), rtol=1e-8, atol=0)
+
+
 def test_gradient_of_the_spectral_norm() -> None:
     query, key = normal(2, 3, 5).requires_grad_(), normal(2, 3, 5, seed=1).requires_grad_()
     assert torch.autograd.gradcheck(metrics.qk_spectral_norm, (query, key))
