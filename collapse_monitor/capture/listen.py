@@ -18,6 +18,7 @@ from collapse_monitor.capture.masks import token_masks
 from collapse_monitor.capture.plan import AttentionPlan, BlockPlan, Place, Plan
 from collapse_monitor.capture.reading import BACKWARD, Fault, Reader
 from collapse_monitor.capture.rows.mha import transparent_multi_head_attention
+from collapse_monitor.capture.rows.flex import FlexCall, flex_rows
 from collapse_monitor.capture.rows.sdpa import SdpaCall, sdpa_rows
 from collapse_monitor.capture.rows.softmax import softmax_rows
 from collapse_monitor.capture.sampling import Layout, Sampler
@@ -201,6 +202,13 @@ class Listening(Reader, TorchFunctionMode):
                 observation = sdpa_rows(call, plan.folding, self.sampler)
                 self._operand_of(plan.key, "q", call.query)
                 self._operand_of(plan.key, "v", call.value)
+            elif plan.how == "flex":
+                flex = FlexCall.of(args, kwargs)
+                if not is_readable(flex.query):
+                    return
+                observation = flex_rows(flex, self.sampler)
+                self._operand_of(plan.key, "q", flex.query)
+                self._operand_of(plan.key, "v", flex.value)
             elif plan.axes is not None and isinstance(result, Tensor) and is_readable(result):
                 observation = softmax_rows(args[0], result, plan.axes, self.sampler)
             else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 from torch import nn
 
@@ -135,7 +136,7 @@ class Places:
 def _streams(graph: Graph, blocks: list[FoundBlock]) -> list[tuple[FoundBlock, Value | None, Value | None]]:
     streams: list[tuple[FoundBlock, Value | None, Value | None]] = []
     previous: Value | None = None
-    for block, following in zip(blocks, [*blocks[1:], None], strict=True):
+    for block, following in zip_longest(blocks, blocks[1:]):
         output = output_value(graph, block, following) if block.ran else None
         streams.append((block, output, input_value(block, output, previous)))
         previous = output
@@ -220,7 +221,6 @@ def _attention_plan(
         value = _operand(event.consumer, event.value, places)
     if addition is not None:
         branch = (places.of_operation(addition), joins(addition, event) or 0, to_stream)
-    missing = "flex_attention rows are read in a later version" if event.how == "flex" else ""
     return AttentionPlan(
         ("attention", event.operation.index),
         record,
@@ -232,7 +232,6 @@ def _attention_plan(
         value,
         branch,
         weights=_weights(event),
-        missing=missing,
     )
 
 

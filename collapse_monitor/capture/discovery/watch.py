@@ -17,6 +17,7 @@ from collapse_monitor.capture.hooks import GradientHooks
 from collapse_monitor.capture.masks import token_masks
 from collapse_monitor.capture.plan import Plan
 from collapse_monitor.capture.reading import Reader
+from collapse_monitor.capture.rows.flex import FlexCall, flex_rows
 from collapse_monitor.capture.rows.sdpa import SdpaCall, sdpa_rows
 from collapse_monitor.capture.rows.softmax import softmax_rows
 from collapse_monitor.capture.sampling import Sampler
@@ -111,6 +112,13 @@ class Discovery(Reader):
             observation = sdpa_rows(call, event.folding, self.sampler)
             self._watch_operand(event.operation.index, 0, call.query)
             self._watch_operand(event.operation.index, 1, call.value)
+        elif event.how == "flex":
+            flex = FlexCall.of(args, kwargs)
+            if not is_readable(flex.query):
+                return
+            observation = flex_rows(flex, self.sampler)
+            self._watch_operand(event.operation.index, 0, flex.query)
+            self._watch_operand(event.operation.index, 1, flex.value)
         elif event.axes is not None and isinstance(args[0] if args else None, Tensor):
             source = args[0]
             if not is_readable(source) or not is_readable(result):
@@ -250,4 +258,4 @@ def _looks_causal(observation: AttentionObservation) -> Tensor:
     position = torch.arange(keys, device=weights.device)
     later = position > (rows[..., None] + shift)
     later = later if rows.ndim == 1 else later[:, None]
-    return ((weights > 0) & later).any().logical_not() & torch.tensor(int(queries) > 1 or keys == 1, device=weights.device)
+    return ((weights > 0) & later).any().logical_not() & torch.tensor(int(queries) > 1 and keys > 1, device=weights.device)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from collapse_monitor.capture.rows.choice import INVISIBLE, RowChoice
+from collapse_monitor.capture.rows.distribution import observation_of
 from collapse_monitor.capture.rows.folding import Folding
 from collapse_monitor.capture.sampling import Sampler
 from collapse_monitor.observation import AttentionObservation
@@ -65,14 +66,7 @@ def sdpa_rows(call: SdpaCall, folding: Folding, sampler: Sampler) -> AttentionOb
         visible = earlier if visible is None else visible & earlier
     if visible is not None and visible.ndim < 4:
         visible = visible[None, None]
-    masked = logits if visible is None else logits.masked_fill(~visible, -math.inf)
-    return AttentionObservation(
-        weights=masked.softmax(-1),
-        visible=choice.hide_invalid(visible, call.key.shape[-2]),
-        logits=logits,
-        query_index=choice.rows,
-        same_rows=(queries, call.key.shape[-2], choice.rows.ndim),
-    )
+    return observation_of(logits, visible, choice, queries)
 
 
 def _fold_keys(call: SdpaCall, folding: Folding, heads: int) -> Tensor:
