@@ -13,7 +13,7 @@ from collapse_monitor.observation import AttentionObservation
 
 def observation_of(
     logits: Float[Tensor, "sequence head query key"],
-    visible: Bool[Tensor, "#sequence #head query key"] | None,
+    visible: Bool[Tensor, "#sequence #head #query key"] | None,
     choice: RowChoice,
     queries: int,
 ) -> AttentionObservation:
