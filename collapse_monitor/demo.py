@@ -122,7 +122,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--logdir", type=Path, default=Path("logs/demo"), help="where TensorBoard's files go (default: %(default)s)")
     options = parser.parse_args(arguments)
 
+    torch.set_num_threads(1)  # matrices this small: more threads only wait for each other
     logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", message=".*LeafSpec.* is deprecated")  # Lightning's own use of torch
     warnings.filterwarnings("ignore", message="The '.*_dataloader' does not have many workers")
     print("Two small Vision Transformers learn handwritten digits. The second has the same weights and no residual connections.\n")
     columns = (
