@@ -21,7 +21,7 @@ from collapse_monitor.capture.rows.mha import transparent_multi_head_attention
 from collapse_monitor.capture.rows.flex import FlexCall, flex_rows
 from collapse_monitor.capture.rows.sdpa import SdpaCall, sdpa_rows
 from collapse_monitor.capture.rows.softmax import softmax_rows
-from collapse_monitor.capture.sampling import Layout, Sampler
+from collapse_monitor.capture.sampling import Layout, Sampler, counted
 from collapse_monitor.capture.tensors import at_path, is_readable, leaves
 from collapse_monitor.observation import AttentionObservation, BlockObservation, Key, Receiver, TokenSample
 from collapse_monitor.records import Site
@@ -265,7 +265,7 @@ class Listening(Reader, TorchFunctionMode):
                 continue
             stream = joined[1] if attention.branch[2] else inputs.get(attention.block or ())
             if stream is not None:
-                self.receiver.branch(attention.key, joined[0].hidden, stream.hidden)
+                self.receiver.branch(attention.key, counted(joined[0]), counted(stream))
         self._samples.clear()
         self._branches.clear()
         self._heads.clear()

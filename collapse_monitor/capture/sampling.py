@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from collapse_monitor.observation import TokenSample
@@ -43,6 +43,11 @@ def default_layout(ndim: int) -> Layout:
     if ndim == 2:
         return Layout((), (0,), (1,))
     return Layout((0,), tuple(range(1, ndim - 1)), (ndim - 1,))
+
+
+def counted(sample: TokenSample) -> Float[Tensor, "sequence token dim"]:
+    """The sample with zeros where it has no valid token, for norms."""
+    return sample.hidden if sample.mask is None else sample.hidden.masked_fill(~sample.mask[..., None], 0)
 
 
 @dataclass(slots=True, eq=False)

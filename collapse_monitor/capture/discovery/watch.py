@@ -20,7 +20,7 @@ from collapse_monitor.capture.reading import Reader
 from collapse_monitor.capture.rows.flex import FlexCall, flex_rows
 from collapse_monitor.capture.rows.sdpa import SdpaCall, sdpa_rows
 from collapse_monitor.capture.rows.softmax import softmax_rows
-from collapse_monitor.capture.sampling import Sampler
+from collapse_monitor.capture.sampling import Sampler, counted
 from collapse_monitor.capture.tensors import is_readable, leaves
 from collapse_monitor.observation import AttentionObservation, BlockObservation, Key, Receiver, TokenSample
 from collapse_monitor.records import Site
@@ -211,7 +211,7 @@ class Discovery(Reader):
             if joined is not None:
                 other = self._samples.get(stream.index) if stream is not None else joined[3]
                 if other is not None:
-                    self.receiver.branch(key, joined[2].hidden, other.hidden)
+                    self.receiver.branch(key, counted(joined[2]), counted(other))
         self._samples.clear()
         self._branches.clear()
         self._waiting.clear()
