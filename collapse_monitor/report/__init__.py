@@ -1,0 +1,13 @@
+"""Where snapshots and alerts go, and how they come back. Importing this loads neither tensorboard nor torch."""
+
+from __future__ import annotations
+
+from collapse_monitor.report.console import ConsoleSink
+from collapse_monitor.report.fanout import Sink, Sinks
+from collapse_monitor.report.jsonl import JSONLSink
+from collapse_monitor.report.loggers import LoggerSink
+from collapse_monitor.report.reader import Run, read
+from collapse_monitor.report.summary import headlines, summarise
+from collapse_monitor.report.tensorboard import TensorBoardSink
+
+__all__ = ["ConsoleSink", "JSONLSink", "LoggerSink", "Run", "Sink", "Sinks", "TensorBoardSink", "headlines", "read", "summarise"]

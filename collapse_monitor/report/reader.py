@@ -1,0 +1,213 @@
+"""Logs back as arrays: one way in for TensorBoard folders and JSONL files."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from collapse_monitor.records import Alert, Snapshot, check_version
+from collapse_monitor.report.events import read_events
+
+Rows = Mapping[int, NDArray[Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One run read back.
+
+    Attributes:
+        path: where it was read from.
+        steps: the steps that were written, rising.
+        layers: names of the blocks in order of entry.
+        sites: names of the attention sites in order of entry.
+        alerts: all alerts, oldest first.
+        about: per metric its unit, range and the end that means collapse, where the log says so.
+    """
+
+    path: Path
+    steps: NDArray[np.int64]
+    layers: tuple[str, ...]
+    sites: tuple[str, ...] = ()
+    alerts: tuple[Alert, ...] = ()
+    about: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    _layers: Mapping[str, Rows] = field(default_factory=dict, repr=False)
+    _heads: Mapping[str, Rows] = field(default_factory=dict, repr=False)
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The names `series` answers to."""
+        return tuple(self._layers)
+
+    @property
+    def head_metrics(self) -> tuple[str, ...]:
+        """The names `heads` answers to."""
+        return tuple(self._heads)
+
+    def series(self, metric: str) -> NDArray[np.float64]:
+        """`[step, layer]`, nan where missing.
+
+        Raises:
+            KeyError: the run has no such metric; the message lists those it has.
+        """
+        return self._stacked(metric, self._layers, 1)
+
+    def heads(self, metric: str) -> NDArray[np.float64]:
+        """`[step, site, head]`; nan at the steps that carry no heads, and where a site has fewer heads than another.
+
+        Raises:
+            KeyError: the run has no such metric per head; the message lists those it has.
+        """
+        return self._stacked(metric, self._heads, 2)
+
+    def _stacked(self, metric: str, rows: Mapping[str, Rows], dims: int) -> NDArray[np.float64]:
+        if metric not in rows:
+            raise KeyError(f"{self.path} has no {'heads' if dims == 2 else 'readings'} of {metric!r}; it has {', '.join(rows) or 'none'}")
+        found = rows[metric]
+        shape = tuple(max((row.shape[dim] for row in found.values()), default=0) for dim in range(dims))
+        stacked = np.full((len(self.steps), *shape), np.nan)
+        for index, step in enumerate(self.steps):
+            row = found.get(int(step))
+            if row is not None:
+                stacked[(index, *map(slice, row.shape))] = row
+        return stacked
+
+
+def read(path: str | os.PathLike[str]) -> Run:
+    """Read a TensorBoard folder, or a JSONL file, that a sink has written.
+
+    A tail torn by a kill and data of others are skipped. Where a run was resumed at an earlier step, what came after that step before is
+    left out, as in TensorBoard. Of a folder with several runs in it, name one.
+
+    Raises:
+        FileNotFoundError: there is nothing at `path`, or nothing of ours in it.
+        ValueError: several runs, or a log written by a newer version of the package.
+
+    >>> read("no/such/folder")
+    Traceback (most recent call last):
+    FileNotFoundError: no/such/folder: no such file or folder
+    """
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: no such file or folder")
+    if path.is_file() and "tfevents" not in path.name:
+        return _read_jsonl(path)
+    runs: dict[Path, list[Path]] = {}
+    for file in [path] if path.is_file() else sorted(path.rglob("*tfevents*")):
+        runs.setdefault(file.parent, []).append(file)
+    found = {folder: run for folder, files in runs.items() if (run := _read_folder(folder, files)) is not None}
+    if not found and path.is_dir():
+        found = {file: _read_jsonl(file) for file in sorted(path.rglob("*.jsonl")) if _is_ours(file)}
+    if not found:
+        raise FileNotFoundError(f"{path}: nothing written by collapse_monitor in it")
+    if len(found) > 1:
+        raise ValueError(f"{path} holds {len(found)} runs, read one of them: {', '.join(map(str, found))}")
+    return next(iter(found.values()))
+
+
+def _read_folder(folder: Path, files: Sequence[Path]) -> Run | None:
+    """All event files of one folder, in the order they were begun. None if none holds anything of ours."""
+    collected = _Collected()
+    for file in files:
+        for step, tensors, alerts in read_events(file):
+            collected.begin(step)
+            for tensor in tensors:
+                check_version({"version": tensor.about.get("v", 0)})
+                collected.put(step, tensor.metric, tensor.values, tensor.about)
+            collected.alerts.extend((step, _alert(record)) for record in alerts)
+    return collected.run(folder) if collected.steps else None
+
+
+def _read_jsonl(path: Path) -> Run:
+    collected = _Collected()
+    for record in _records(path):
+        check_version(record)
+        snapshot = Snapshot.from_dict(record)
+        collected.begin(snapshot.step)
+        about = {"layers": [site.name for site in snapshot.block_sites], "sites": [site.name for site in snapshot.attention_sites]}
+        for metric in snapshot.metrics:
+            collected.put(snapshot.step, metric, np.array(snapshot.series(metric)), {"layers": about["layers"]})
+        for metric in snapshot.attention:
+            collected.put(snapshot.step, metric, _padded(snapshot.heads(metric)), {"sites": about["sites"]})
+        collected.alerts.extend((snapshot.step, _alert(alert)) for alert in record.get("alerts", ()))
+    if not collected.steps:
+        raise FileNotFoundError(f"{path}: nothing written by collapse_monitor in it")
+    return collected.run(path)
+
+
+class _Collected:
+    """What has been read so far, by step; what a resumed run overtakes is dropped."""
+
+    def __init__(self) -> None:
+        self.steps: dict[int, Any] = {}
+        self.alerts: list[tuple[int, Alert]] = []
+        self._last = -1
+        self._layers: dict[str, dict[int, NDArray[Any]]] = {}
+        self._heads: dict[str, dict[int, NDArray[Any]]] = {}
+        self._about: dict[str, dict[str, Any]] = {}
+        self._names: dict[str, tuple[str, ...]] = {"layers": (), "sites": ()}
+
+    def begin(self, step: int) -> None:
+        if self.steps and step < self._last:
+            stale = [known for known in self.steps if known >= step]
+            everything: list[dict[int, Any]] = [self.steps, *self._layers.values(), *self._heads.values()]
+            for rows in everything:
+                for overtaken in stale:
+                    rows.pop(overtaken, None)
+            self.alerts = [(known, alert) for known, alert in self.alerts if known < step]
+        self._last = step
+        self.steps[step] = None
+
+    def put(self, step: int, metric: str, values: NDArray[Any], about: Mapping[str, Any]) -> None:
+        rows = self._heads if values.ndim == 2 else self._layers
+        rows.setdefault(metric, {})[step] = values
+        for kind in self._names:
+            if about.get(kind):
+                self._names[kind] = tuple(about[kind])
+        self._about.setdefault(metric, {}).update({key: value for key, value in about.items() if key in ("unit", "range", "collapse")})
+
+    def run(self, path: Path) -> Run:
+        return Run(
+            path=path,
+            steps=np.array(sorted(self.steps), dtype=np.int64),
+            layers=self._names["layers"],
+            sites=self._names["sites"],
+            alerts=tuple(alert for _, alert in self.alerts),
+            about={metric: about for metric, about in self._about.items() if about},
+            _layers=self._layers,
+            _heads=self._heads,
+        )
+
+
+def _records(path: Path) -> Iterator[dict[str, Any]]:
+    """Lines that are snapshots; torn and foreign ones are passed over."""
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            try:
+                record = json.loads(line)
+            except json.JSONDecodeError:
+                continue
+            if isinstance(record, dict) and {"version", "step", "sites", "blocks"} <= record.keys():
+                yield record
+
+
+def _is_ours(path: Path) -> bool:
+    return next(_records(path), None) is not None
+
+
+def _alert(record: Mapping[str, Any]) -> Alert:
+    check_version(record)
+    return Alert.from_dict(record)
+
+
+def _padded(rows: Sequence[Sequence[float]]) -> NDArray[np.float64]:
+    padded = np.full((len(rows), max(map(len, rows), default=0)), np.nan)
+    for index, row in enumerate(rows):
+        padded[index, : len(row)] = row
+    return padded
