@@ -6,10 +6,10 @@
 Plain and watched steps take turns, in changing order, so that a busy machine slows both alike. The ratio of each pair is kept;
 medians and quartiles are over pairs. The monitor runs without a budget (`budget=None`): this is the raw cost.
 
-    sampled     ratio of a step on which the monitor listens
-    unsampled   ratio of a step on which it does not
-    cost        what that makes of a run: (sampled - 1) / every + (unsampled - 1) (1 - 1 / every)
-    direct      total time of all watched steps over that of all plain ones, minus 1; noisier than `cost`
+    sampled     ratio of a step on which the monitor listens, evaluation included (every=1)
+    unsampled   seconds of entering and leaving `observe` on a step on which it does not listen; its ratio is printed as a check
+    cost        what that makes of a run: (sampled - 1) / every + unsampled / plain (1 - 1 / every)
+    direct      total time of all watched steps over that of all plain ones, minus 1: the check of `cost`, with more noise
 
 `ops` are the operations that one sampled step dispatches beyond a plain one, evaluation included, and `held` the bytes that the
 monitor still holds when its window closes. Both are exact.
@@ -238,6 +238,15 @@ def exact_costs(case: Case, monitor: cm.Monitor, step: int) -> tuple[int, int]:
     return watched[0] - plain[0], watched[1] - plain[1]
 
 
+def unsampled_seconds(monitor: cm.Monitor, calls: int = 1000) -> tuple[float, float]:
+    """CPU and wall seconds of one window on a step that is not sampled."""
+    cpu, wall = process_time(), perf_counter()
+    for _ in range(calls):
+        with monitor.observe(3):
+            pass
+    return (process_time() - cpu) / calls, (perf_counter() - wall) / calls
+
+
 def measure(case: Case, counts: dict[str, int]) -> None:
     """Measure one model and print its table."""
     for _ in range(3):
@@ -255,6 +264,7 @@ def measure(case: Case, counts: dict[str, int]) -> None:
         with cm.Monitor(case.model, every=every, budget=None) as monitor:
             case.step(monitor.observe(0))
             case.step(monitor.observe(1))
+            idle = unsampled_seconds(monitor)
             sparse[every] = interleave(case, monitor.observe, counts[f"every={every}"], first=2)
         for pool, pairs in zip(unsampled, sparse[every], strict=True):
             for i, (plain, watched) in enumerate(zip(pairs.plain, pairs.watched, strict=True)):
@@ -274,11 +284,12 @@ def measure(case: Case, counts: dict[str, int]) -> None:
     print(f"a sampled step: {ops} ops ({ops / len(case.model.blocks):.1f} per block) and {held / 1024:.0f} KiB held")
     print(f"sampled steps, ratio:   CPU {sampled[0]}   wall {sampled[1]}   median [quartiles] of {len(sampled[0].plain)} pairs")
     print(f"unsampled steps, ratio: CPU {unsampled[0]}   wall {unsampled[1]}   median [quartiles] of {len(unsampled[0].plain)} pairs")
+    print(f"unsampled steps, window alone: {1e6 * idle[0]:.1f} us CPU, {1e6 * idle[1]:.1f} us wall")
     print(f"{'':20}{'CPU cost':>10}{'direct':>10}{'wall cost':>12}{'direct':>10}")
     for every, pairs in {1: sampled, **sparse}.items():
         cost = [
-            (median(of_sampled.ratios) - 1) / every + (median(of_unsampled.ratios) - 1) * (1 - 1 / every)
-            for of_sampled, of_unsampled in zip(sampled, unsampled, strict=True)
+            (median(pool.ratios) - 1) / every + seconds_idle / seconds_plain * (1 - 1 / every)
+            for pool, seconds_idle, seconds_plain in zip(sampled, idle, plain, strict=True)
         ]
         print(f"{f'every={every}':20}{cost[0]:>10.2%}{pairs[0].direct:>10.2%}{cost[1]:>12.2%}{pairs[1].direct:>10.2%}")
     for name, pairs in others.items():
