@@ -1,0 +1,10 @@
+"""From observations to a snapshot: maths on the device, one copy to the host per step, fp64 there. Nothing else copies to the host."""
+
+from __future__ import annotations
+
+from collapse_monitor.measure.pending import Pending
+from collapse_monitor.measure.pooled import PooledFeatures
+from collapse_monitor.measure.ranks import read_scalars
+from collapse_monitor.measure.window import Window
+
+__all__ = ["Pending", "PooledFeatures", "Window", "read_scalars"]
