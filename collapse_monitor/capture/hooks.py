@@ -41,9 +41,14 @@ def module_hooks(modules: Iterable[nn.Module], enter: Enter, leave: Leave) -> It
 
 
 class GradientHooks:
-    """Hooks on tensors of one window's graph; they go with the graph, or at `remove`, whichever comes first."""
+    """Hooks on tensors of one window's graph; they go with the graph, or at `remove`, whichever comes first.
+
+    Attributes:
+        heard: whether backward reached one of them.
+    """
 
     def __init__(self) -> None:
+        self.heard = False
         self._handles: list[Any] = []
 
     def watch(self, tensor: Tensor, receive: Callable[[Tensor], None]) -> bool:
@@ -52,6 +57,7 @@ class GradientHooks:
             return False
 
         def hook(gradient: Tensor) -> None:
+            self.heard = True
             receive(gradient)
 
         self._handles.append(tensor.register_hook(hook))

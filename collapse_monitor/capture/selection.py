@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from collapse_monitor.capture.compiled import CompileCheck
 from collapse_monitor.capture.discovery.tree import canonical
 from collapse_monitor.capture.masks import argument, read_mask
 from collapse_monitor.capture.plan import BlockPlan, Place, Plan
@@ -16,11 +17,6 @@ from collapse_monitor.capture.sampling import default_layout
 from collapse_monitor.records import Site
 
 TokenMask = str | Callable[[tuple[Any, ...], dict[str, Any]], Tensor] | None
-
-
-def is_compiled(model: nn.Module) -> bool:
-    """Whether the model or a part of it runs through torch.compile: then its forward cannot be listened to without changing it."""
-    return any(hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None for module in model.modules())
 
 
 class Selection:
@@ -36,6 +32,7 @@ class Selection:
         if isinstance(sites, str):
             raise ValueError(f"sites={sites!r}: give a list of names, sites=[{sites!r}]")
         self._token_mask, self.source = token_mask, source
+        self._compiled = CompileCheck()
         self._names: tuple[str, ...] | None = None
         if sites is not None:
             known = {canonical(name): name for name, _ in model.named_modules()}
@@ -43,7 +40,7 @@ class Selection:
 
     def probes(self, model: nn.Module) -> bool:
         """Whether to read a separate forward instead of the training forward."""
-        return self.source == "probe" or (self.source == "auto" and is_compiled(model))
+        return self.source == "probe" or (self.source == "auto" and self._compiled(model))
 
     def token_mask(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
         """True at real tokens, where the user said how to tell.

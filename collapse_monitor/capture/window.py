@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -32,7 +33,7 @@ class Observed:
         plan: what to listen to; found by a first window, given to later ones.
         sites: keys of this window's observations -> sites, in order of entry.
         missing: site -> why it was not read.
-        heard_forward: whether the model ran; backward_seen: whether backward began inside.
+        heard_forward: whether the model ran.
         seconds: host time spent here while the user's code ran.
     """
 
@@ -50,7 +51,7 @@ class Observed:
         self.plan = plan
         self.sites: dict[Key, Site] = {}
         self.notes: tuple[str, ...] = ()
-        self.heard_forward = self.backward_seen = False
+        self.heard_forward = self._backward_called = False
         self._seconds = 0.0
         self._model, self._fault, self._selection, self._sampler = model, fault, selection, sampler
         self._gradients = GradientHooks()
@@ -75,6 +76,9 @@ class Observed:
     def __enter__(self) -> Observed:
         wanted = None if self.plan is None else self.plan.frames
         modules = [module for name, module in self._model.named_modules() if wanted is None or name in wanted]
+        if "torch._dynamo" in sys.modules:
+            # a compiled function the forward reaches must not be compiled anew because of the mode below
+            self._listening.enter_context(torch.compiler.set_stance("eager_on_recompile"))
         self._listening.enter_context(module_hooks(modules, self._enter, self._leave))
         self._modes.enter_context(self._reader.mode)
         return self
@@ -86,8 +90,13 @@ class Observed:
             self.end_forward()
             self._gradients.remove()
 
+    @property
+    def backward_seen(self) -> bool:
+        """Whether backward began inside the context."""
+        return self._backward_called or self._gradients.heard
+
     def _backward_begins(self) -> None:
-        self.backward_seen = True
+        self._backward_called = True
         self.end_forward()
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -122,6 +131,8 @@ class Observed:
         self._finished = True
         started = time.perf_counter()
         self._listening.close()
+        if torch.overrides._get_current_function_mode() is self._reader.mode:
+            self._modes.close()  # what follows, such as a compiled loss, runs as without us
         try:
             with torch.no_grad():
                 plan, self.sites = self._reader.finish()

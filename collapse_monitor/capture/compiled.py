@@ -1,0 +1,77 @@
+"""Whether a model's forward runs through torch.compile: then it cannot be listened to without changing what runs."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+_DEPTH = 3
+
+
+class CompileCheck:
+    """Asks `is_compiled` again only when something was wrapped since the last time."""
+
+    def __init__(self) -> None:
+        self._known: tuple[int, bool] | None = None
+
+    def __call__(self, model: nn.Module) -> bool:
+        dynamo = sys.modules.get("torch._dynamo.eval_frame")
+        wrapped = -1 if dynamo is None else len(getattr(dynamo, "cached_backends", ()))
+        if any(getattr(module, "_compiled_call_impl", None) is not None for module in model.modules()):
+            return True
+        if self._known is None or self._known[0] != wrapped:
+            self._known = (wrapped, is_compiled(model))
+        return self._known[1]
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Whether the model, a part of it, or a function its forwards call by name was wrapped by torch.compile."""
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    if dynamo is None:
+        return False
+    for module in model.modules():
+        if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
+            return True
+    if not any(backend is not None for backend in getattr(dynamo, "cached_backends", {0: 0}).values()):
+        return False  # nothing in this process was ever wrapped
+    wrapper = getattr(dynamo, "OptimizedModule", None)
+    if wrapper is not None and any(type(item) is wrapper and item._modules.get("_orig_mod") is model for item in gc.get_objects()):
+        return True  # the monitor was given the inner module, the run calls the wrapper
+    seen: set[int] = set()
+    kinds = {type(module) for module in model.modules() if not type(module).__module__.startswith("torch.nn")}
+    return any(_is_wrapped(item) for module in model.modules() for item in vars(module).values()) or any(
+        _reaches_wrapped(kind, getattr(kind, "forward", None), seen, _DEPTH) for kind in kinds
+    )
+
+
+def _is_wrapped(item: Any) -> bool:
+    return callable(item) and not isinstance(item, nn.Module) and hasattr(item, "_torchdynamo_orig_callable")
+
+
+def _reaches_wrapped(kind: type, function: Any, seen: set[int], depth: int) -> bool:
+    """Follow the names a function uses: globals, closures, and attributes of its class."""
+    if _is_wrapped(function):
+        return True
+    if not isinstance(function, types.FunctionType) or id(function) in seen or depth == 0 or function.__module__.startswith("torch."):
+        return False
+    seen.add(id(function))
+    return any(_reaches_wrapped(kind, item, seen, depth - 1) for item in _used(kind, function))
+
+
+def _used(kind: type, function: types.FunctionType) -> Iterator[Any]:
+    for name in function.__code__.co_names:
+        if name in function.__globals__:
+            yield function.__globals__[name]
+        found = getattr(kind, name, None)
+        if found is not None:
+            yield found
+    for cell in function.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:
+            continue
