@@ -19,6 +19,11 @@ from collapse_monitor.records import Site
 TokenMask = str | Callable[[tuple[Any, ...], dict[str, Any]], Tensor] | None
 
 
+def _has_fused_evaluation(model: nn.Module) -> bool:
+    """Whether torch may run a fused encoder kernel here: it does so in evaluation mode, and not while anything listens."""
+    return any(not module.training and isinstance(module, nn.MultiheadAttention | nn.TransformerEncoderLayer) for module in model.modules())
+
+
 class Selection:
     """The user's choice, checked against the model once.
 
@@ -39,8 +44,8 @@ class Selection:
             self._names = tuple(_checked(site, known) for site in sites)
 
     def probes(self, model: nn.Module) -> bool:
-        """Whether to read a separate forward instead of the training forward."""
-        return self.source == "probe" or (self.source == "auto" and self._compiled(model))
+        """Whether to read a separate forward: asked for, or listening to the model's own would change what it computes."""
+        return self.source == "probe" or (self.source == "auto" and (self._compiled(model) or _has_fused_evaluation(model)))
 
     def token_mask(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
         """True at real tokens, where the user said how to tell.
