@@ -74,7 +74,6 @@ def _surroundings(folder: Path) -> dict[str, Any]:
     }
 
 
-@pytest.mark.filterwarnings("ignore:The '.*_dataloader' does not have many workers")
 @pytest.mark.parametrize("page", [page for page in PAGES if BLOCK.search(page.read_text())], ids=lambda page: page.name)
 def test_python_blocks_run(page: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = _surroundings(tmp_path)
