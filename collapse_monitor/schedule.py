@@ -9,8 +9,8 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any
 
-GRACE_SECONDS = 0.5
-"""What the monitor may spend before the budget binds: a share of the first moments of a run means nothing."""
+GRACE_SAMPLES, GRACE_SECONDS, GRACE_LIMIT = 40, 0.5, 5.0
+"""The budget binds after so many samples that cost so much, or at a cost of the limit: a share of the first moments means nothing."""
 _REMEMBERED = 21
 
 
@@ -31,7 +31,7 @@ class Schedule:
         self._asked, self._budget = every, budget
         self.every: int | None = every if isinstance(every, int) else None
         self._last: int | None = None
-        self._spent = 0.0
+        self._spent, self._samples = 0.0, 0
         self._costs: deque[float] = deque(maxlen=_REMEMBERED)
         self._step_times: deque[float] = deque(maxlen=_REMEMBERED)
         self._previous: tuple[float, bool] | None = None
@@ -57,17 +57,22 @@ class Schedule:
         return self._last is None or step < self._last or step // self.every != self._last // self.every
 
     def _over_budget(self, now: float) -> bool:
-        if self._budget is None or self._spent <= GRACE_SECONDS or not self._costs:
+        if self._budget is None or not self._binds or not self._costs:
             return False
         return median(self._costs) > self._budget * (now - self._last_time)
+
+    @property
+    def _binds(self) -> bool:
+        return self._spent > GRACE_LIMIT or (self._spent > GRACE_SECONDS and self._samples >= GRACE_SAMPLES)
 
     def charge(self, seconds: float, once: bool = False) -> str | None:
         """Book what a sampled step cost; `once` for what will not come again. A sentence when the interval changes."""
         if once:
             return None
         self._spent += seconds
+        self._samples += 1
         self._costs.append(seconds)
-        if self.every is None or self._budget is None or self._spent <= GRACE_SECONDS or not self._step_times:
+        if self.every is None or self._budget is None or not self._binds or not self._step_times:
             return None
         assert isinstance(self._asked, int)
         cost, step_time = median(self._costs), max(median(self._step_times), 1e-6)
@@ -81,10 +86,10 @@ class Schedule:
         return None
 
     def state_dict(self) -> dict[str, Any]:
-        return {"every": self.every, "last": self._last, "spent": self._spent}
+        return {"every": self.every, "last": self._last, "spent": self._spent, "samples": self._samples}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self.every is not None and state.get("every") is not None:
             self.every = max(self.every, int(state["every"]))
         self._last = state.get("last")
-        self._spent = float(state.get("spent", 0.0))
+        self._spent, self._samples = float(state.get("spent", 0.0)), int(state.get("samples", 0))
