@@ -46,7 +46,9 @@ class Monitor:
         mute: rules that stay silent: `"oversmoothing"`, or with layers `"oversmoothing:0,3-5"` or `("oversmoothing", (0, 3))`.
         token_mask: name of the keyword of the model call that is True (non-zero) at real tokens, or a function
             `(args, kwargs) -> Bool[batch token]`. None: the usual names are recognised.
-        max_sequences, max_tokens, max_queries: how much of a batch is read; None reads all.
+        max_sequences: how many sequences of a batch are read; None reads all.
+        max_tokens: how many tokens of a sequence are read; None reads all. A rank cannot exceed this number.
+        max_queries: how many query rows of an attention map are read; None reads all.
         ranks: `local` measures each process by itself and reports on rank 0; `all` averages over processes.
         on_error: `warn` never lets a fault of the monitor reach the run; `raise` raises it.
 

@@ -18,6 +18,8 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.tensorboard import SummaryWriter
 
+from collapse_monitor.judge.catalogue import CATALOGUE
+from collapse_monitor.metrics import DEFAULT_METRICS
 from collapse_monitor.testing import tiny_vit
 
 ROOT = Path(__file__).parents[1]
@@ -91,3 +93,19 @@ def test_links_between_pages_lead_somewhere() -> None:
         if "://" not in target and not (page.parent / target).exists()
     ]
     assert not broken
+
+
+def test_every_phenomenon_has_its_section_word_for_word() -> None:
+    page = (ROOT / "docs" / "phenomena.md").read_text()
+    sections = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL))
+    assert list(sections) == list(CATALOGUE)
+    for name, phenomenon in CATALOGUE.items():
+        said = sections[name].lower()
+        for sentence in (phenomenon.summary, phenomenon.next_step, *phenomenon.causes, *phenomenon.remedies):
+            assert sentence.lower() in said
+        assert all(f"(metrics.md#{reading})" in sections[name] for reading in phenomenon.readings)
+
+
+def test_every_default_metric_has_its_section() -> None:
+    headings = set(re.findall(r"^#+ (\w+)$", (ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE))
+    assert {metric.name for metric in DEFAULT_METRICS} <= headings
