@@ -47,9 +47,21 @@ def fresh_axes(shape: Iterable[int], feature: bool = False) -> Labels:
 
 def derived(label: Label, size: int) -> Label:
     """An axis of another size made from this one (slice, pad, pool, repeat)."""
-    if math.prod(atom.size for atom in label) == size:
+    if size_of(label) == size:
         return label
     return (Atom(size, any(atom.feature for atom in label), label),) if size != 1 else ()
+
+
+def size_of(label: Label) -> int:
+    """How many positions the axis has."""
+    return math.prod(atom.size for atom in label)
+
+
+def fitted(labels: Labels, shape: tuple[int, ...]) -> Labels:
+    """Make labels agree with the shape seen: a wrong size means an axis whose origin is not known."""
+    if len(labels) != len(shape):
+        return fresh_axes(shape)
+    return tuple(label if size_of(label) == size else derived(label, size) for label, size in zip(labels, shape, strict=True))
 
 
 def renewed(label: Label) -> Label:

@@ -9,7 +9,8 @@ from typing import Literal
 
 from collapse_monitor.capture.discovery.axes import Label, is_feature, related
 from collapse_monitor.capture.discovery.graph import Operation, Product, Value
-from collapse_monitor.capture.discovery.semantics import CONVOLUTIONS, REDUCTIONS, SOFTMAXES
+from collapse_monitor.capture.discovery.products import CONVOLUTIONS
+from collapse_monitor.capture.discovery.semantics import REDUCTIONS, SOFTMAXES
 from collapse_monitor.capture.rows.folding import Factor, Folding
 from collapse_monitor.capture.rows.softmax import MapAxes
 

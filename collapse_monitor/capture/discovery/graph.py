@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from collapse_monitor.capture.discovery.axes import Labels
 
 
 @dataclass(slots=True, eq=False)
 class Value:
-    """One tensor the forward touched. `static`: made from weights and constants only. `producer`: the operation that made it."""
+    """One tensor the forward touched. `static`: made from weights and constants only. `producer`: the operation that made it.
+
+    `parameter` names a parameter or buffer. `outside`: floating point and never made by an operation that was seen.
+    """
 
     index: int
     shape: tuple[int, ...]
@@ -19,6 +23,7 @@ class Value:
     producer: Operation | None = None
     consumers: list[Operation] = field(default_factory=list)
     parameter: str | None = None
+    outside: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -26,7 +31,8 @@ class Product:
     """A contraction of two operands. Axes are positions in the operand; `left_made`/`right_made` label the free axes in the result.
 
     Where both operands carry data these labels are new, so that in self-attention the query axis and the key axis, which come
-    from the same tokens, can be told apart.
+    from the same tokens, can be told apart. Contracted axes stand in pairs. `origins` says for every axis of the result which axis of
+    the left and which of the right operand it is (an operand may broadcast there); empty where that is not known.
     """
 
     left: Value
@@ -37,11 +43,27 @@ class Product:
     right_free: tuple[int, ...]
     left_made: Labels = ()
     right_made: Labels = ()
+    origins: tuple[tuple[int | None, int | None], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Given:
+    """How a function was called, every tensor replaced by its value."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    def argument(self, position: int, keyword: str, default: Any = None) -> Any:
+        return self.args[position] if len(self.args) > position else self.kwargs.get(keyword, default)
 
 
 @dataclass(slots=True, eq=False)
 class Operation:
-    """One call of a torch function. `name` is the bare function name (`softmax`, `matmul`, `__add__`, ...)."""
+    """One call of a torch function. `name` is the bare function name (`softmax`, `matmul`, `__add__`, ...).
+
+    `given` is kept for functions that only move or scale what they are given.
+    """
 
     index: int
     name: str
@@ -52,6 +74,7 @@ class Operation:
     axes: tuple[int, ...] = ()  # the axes a reduction or a softmax runs over
     sliced: bool = False
     ancestry: int = 0  # bit set of the operations this one depends on, itself included
+    given: Given | None = None
 
 
 @dataclass(slots=True, eq=False)

@@ -11,7 +11,8 @@ from torch import nn
 from collapse_monitor.capture.discovery.blocks import FoundBlock, find_blocks
 from collapse_monitor.capture.discovery.events import FUSED, Event
 from collapse_monitor.capture.discovery.graph import Frame, Graph, Operation, Value
-from collapse_monitor.capture.discovery.semantics import PRODUCTS, SOFTMAXES
+from collapse_monitor.capture.discovery.products import PRODUCTS
+from collapse_monitor.capture.discovery.semantics import SOFTMAXES
 from collapse_monitor.capture.discovery.sites import FoundSite, find_attention, find_mixers, is_cross, projection_weights
 from collapse_monitor.capture.discovery.streams import ADDITIONS, input_value, joins, layout_of, output_value, token_label
 from collapse_monitor.capture.discovery.tree import ModuleTree, canonical

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,8 +9,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from collapse_monitor.capture.discovery.axes import Atom, Label, Labels, Splits, broadcast, derived, fresh, fresh_axes, prefer_feature, renewed
+from collapse_monitor.capture.discovery.axes import (
+    Atom,
+    Label,
+    Labels,
+    Splits,
+    broadcast,
+    derived,
+    fitted,
+    fresh,
+    fresh_axes,
+    prefer_feature,
+    size_of,
+)
 from collapse_monitor.capture.discovery.graph import Product, Value
+from collapse_monitor.capture.discovery.products import PRODUCTS, product_of
 
 RESHAPES = frozenset("view reshape flatten unflatten view_as reshape_as squeeze unsqueeze ravel _unsafe_view".split())
 PERMUTES = frozenset(
@@ -21,11 +33,6 @@ REDUCTIONS = frozenset(
     "sum mean amax amin max min logsumexp prod var std norm vector_norm nansum median all any argmax argmin var_mean std_mean nanmean".split()
 )
 SOFTMAXES = frozenset("softmax _safe_softmax _softmax gumbel_softmax softmax_".split())
-PRODUCTS = frozenset(
-    "matmul __matmul__ __rmatmul__ mm bmm linear addmm baddbmm einsum cdist tensordot mv "
-    "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d inner".split()
-)
-CONVOLUTIONS = frozenset(name for name in PRODUCTS if name.startswith("conv"))
 
 
 def bare_name(function: Callable[..., Any]) -> str:
@@ -57,13 +64,13 @@ def describe(call: Call, inputs: Sequence[Value]) -> tuple[list[Labels], Product
         return [fresh_axes(shape) for shape in call.shapes], None, ()
     name, source = call.name, inputs[0]
     if name in PRODUCTS:
-        product, labels = _product(call)
+        product, labels = product_of(call)
         if labels is not None and len(labels) == len(call.shapes[0]):
-            return [_fitted(labels, call.shapes[0])], product, ()
+            return [fitted(labels, call.shapes[0])], product, ()
         return [fresh_axes(shape) for shape in call.shapes], product, ()
     if name == "scaled_dot_product_attention":
         query, value = inputs[0], inputs[2]
-        return [_fitted((*query.labels[:-1], value.labels[-1]), call.shapes[0])], None, ()
+        return [fitted((*query.labels[:-1], value.labels[-1]), call.shapes[0])], None, ()
     if name in SOFTMAXES or name == "log_softmax":
         return [source.labels], None, (_softmax_axis(call, len(source.shape)),)
     if name in RESHAPES:
@@ -75,32 +82,18 @@ def describe(call: Call, inputs: Sequence[Value]) -> tuple[list[Labels], Product
         return [_without(source, axes, shape) for shape in call.shapes], None, axes
     if name == "embedding":
         ids = call.value(call.argument(0, "input"))
-        return [_fitted((*ids.labels, fresh(call.shapes[0][-1], feature=True)), call.shapes[0])], None, ()
+        return [fitted((*ids.labels, fresh(call.shapes[0][-1], feature=True)), call.shapes[0])], None, ()
     if name in ("cat", "concat", "concatenate", "stack", "hstack", "vstack"):
         return [_joined(name, call, inputs)], None, ()
     if name in ("select", "unbind"):
         axis = _axis(call.argument(1, "dim", 0), len(source.shape))
         kept = source.labels[:axis] + source.labels[axis + 1 :]
-        return [_fitted(kept, shape) for shape in call.shapes], None, ()
+        return [fitted(kept, shape) for shape in call.shapes], None, ()
     if name == "__getitem__":
         return [_indexed(call, source)], None, ()
     if name in ("expand", "expand_as", "broadcast_to", "repeat", "tile"):
         return [_expanded(source, call.shapes[0])], None, ()
     return [_elementwise(inputs, shape) for shape in call.shapes], None, ()
-
-
-def _fitted(labels: Labels, shape: tuple[int, ...]) -> Labels:
-    """Make labels agree with the shape seen: a wrong size means an axis this file does not know."""
-    if len(labels) != len(shape):
-        return fresh_axes(shape)
-    return tuple(label if _size(label) == size else derived(label, size) for label, size in zip(labels, shape, strict=True))
-
-
-def _size(label: Label) -> int:
-    size = 1
-    for atom in label:
-        size *= atom.size
-    return size
 
 
 def _axis(axis: int, ndim: int) -> int:
@@ -137,18 +130,18 @@ def _reduced_axes(call: Call, ndim: int) -> tuple[int, ...]:
 def _without(source: Value, axes: tuple[int, ...], shape: tuple[int, ...]) -> Labels:
     if len(shape) == len(source.shape):
         return tuple(() if axis in axes else label for axis, label in enumerate(source.labels))
-    return _fitted(tuple(label for axis, label in enumerate(source.labels) if axis not in axes), shape)
+    return fitted(tuple(label for axis, label in enumerate(source.labels) if axis not in axes), shape)
 
 
 def _joined(name: str, call: Call, inputs: Sequence[Value]) -> Labels:
     shape = call.shapes[0]
     if name == "stack":
         axis = _axis(call.argument(1, "dim", 0), len(shape))
-        return _fitted((*inputs[0].labels[:axis], fresh(shape[axis]), *inputs[0].labels[axis:]), shape)
+        return fitted((*inputs[0].labels[:axis], fresh(shape[axis]), *inputs[0].labels[axis:]), shape)
     labels: list[Label] = []
     for axis, size in enumerate(shape):
         members = [value.labels[axis] for value in inputs if len(value.labels) == len(shape)]
-        whole = [label for label in members if _size(label) == size and label]
+        whole = [label for label in members if size_of(label) == size and label]
         if whole:
             labels.append(prefer_feature(whole))
         else:
@@ -179,7 +172,7 @@ def _indexed(call: Call, source: Value) -> Labels:
         else:
             return _aligned(source, shape)
     labels.extend(source.labels[axis:])
-    return _fitted(tuple(labels), shape)
+    return fitted(tuple(labels), shape)
 
 
 def _aligned(source: Value, shape: tuple[int, ...]) -> Labels:
@@ -225,118 +218,3 @@ def _broadcasts(dims: Sequence[int], shape: Sequence[int]) -> bool:
 
 def _covers(dims: Sequence[int], shape: Sequence[int]) -> bool:
     return tuple(dims) == tuple(shape)
-
-
-def _product(call: Call) -> tuple[Product | None, Labels | None]:
-    name = call.name
-    if name == "einsum":
-        return _einsum(call)
-    if name in CONVOLUTIONS:
-        return _convolution(call)
-    if name == "linear":
-        return _linear(call)
-    tensors = [item for item in call.args if isinstance(item, Tensor)]
-    if name in ("addmm", "baddbmm"):
-        tensors = tensors[1:]
-    if name == "__rmatmul__":
-        tensors = tensors[::-1]
-    if len(tensors) < 2:
-        tensors = [item for item in (*tensors, *call.kwargs.values()) if isinstance(item, Tensor)][-2:]
-    if len(tensors) < 2:
-        return None, None
-    left, right = call.value(tensors[0]), call.value(tensors[1])
-    if not left.shape or not right.shape:
-        return None, None
-    return _matrix_product(name, left, right, call.shapes[0])
-
-
-def _convolution(call: Call) -> tuple[Product, Labels]:
-    left, right = call.value(call.argument(0, "input")), call.value(call.argument(1, "weight"))
-    channel = len(left.shape) - (len(right.shape) - 1)
-    axes = tuple(axis for axis in range(len(left.shape)) if axis != channel)
-    labels = tuple(
-        fresh(size, feature=True) if axis == channel else derived(left.labels[axis], size) for axis, size in enumerate(call.shapes[0])
-    )
-    return Product(left, right, (channel,), (1,), axes, (0,), tuple(labels[axis] for axis in axes), (labels[channel],)), labels
-
-
-def _linear(call: Call) -> tuple[Product, Labels]:
-    left, right = call.value(call.argument(0, "input")), call.value(call.argument(1, "weight"))
-    last = len(left.shape) - 1
-    made = fresh(call.shapes[0][-1], feature=True) if right.static else renewed(right.labels[0])
-    labels = (*left.labels[:-1], made)
-    return Product(left, right, (last,), (len(right.shape) - 1,), tuple(range(last)), (0,), left.labels[:-1], (made,)), labels
-
-
-def _matrix_product(name: str, left: Value, right: Value, shape: tuple[int, ...]) -> tuple[Product, Labels | None]:
-    rows, cols = len(left.shape), len(right.shape)
-    both = not left.static and not right.static
-    if name in ("tensordot", "inner"):
-        return Product(left, right, (rows - 1,), (0,), tuple(range(rows - 1)), tuple(range(1, cols))), None
-    if cols == 1:
-        kept = left.labels[:-1]
-        return Product(left, right, (rows - 1,), (0,), (rows - 2,) if rows > 1 else (), (), kept[-1:], ()), kept
-    column = cols - 2 if name == "cdist" else cols - 1
-    contracted = cols - 1 if name == "cdist" else cols - 2
-    if rows == 1:
-        made = right.labels[column]
-        return Product(left, right, (0,), (contracted,), (), (column,), (), (made,)), (*right.labels[:-2], made)
-    row = renewed(left.labels[-2]) if both else left.labels[-2]
-    if both:
-        made = renewed(right.labels[column])
-    else:
-        made = fresh(shape[-1], feature=True) if right.static and cols == 2 and not left.static else right.labels[column]
-    lead = [(value.shape[:-2], value.labels[:-2]) for value in sorted((left, right), key=lambda value: value.static)]
-    labels = (*broadcast(lead, shape[:-2]), row, made)
-    return Product(left, right, (rows - 1,), (contracted,), (rows - 2,), (column,), (row,), (made,)), labels
-
-
-def _einsum(call: Call) -> tuple[Product | None, Labels | None]:
-    equation = call.args[0]
-    operands = [item for part in call.args[1:] for item in (part if isinstance(part, tuple | list) else (part,)) if isinstance(item, Tensor)]
-    if not isinstance(equation, str) or len(operands) < 2:
-        return None, None
-    values = [call.value(item) for item in operands]
-    left_side, arrow, right_side = equation.replace(" ", "").partition("->")
-    terms = [_letters(term, len(value.shape)) for term, value in zip(left_side.split(","), values, strict=False)]
-    if len(terms) != len(values) or not arrow:
-        return None, None
-    result = _letters(right_side, len(call.shapes[0]))
-    left, right, one, two = values[0], values[-1], terms[0], terms[-1]
-    both = not left.static and not right.static
-    known: dict[str, Label] = {}
-    for term, value in sorted(zip(terms, values, strict=True), key=lambda pair: pair[1].static):
-        for letter, label in zip(term, value.labels, strict=True):
-            free = letter not in one or letter not in two
-            if letter in known or (not label and free is False):
-                continue
-            if free and letter in result:
-                size = call.shapes[0][result.index(letter)]
-                channel = value.static and not (left.static and right.static)
-                known[letter] = fresh(size, feature=True) if channel else (renewed(label) if both else label)
-            else:
-                known[letter] = label
-    labels = _fitted(tuple(known.get(letter, ()) for letter in result), call.shapes[0])
-    made = dict(zip(result, labels, strict=True))
-    contracted = {letter for letter in (*one, *two) if letter not in result}
-    left_free = [letter for letter in one if letter in result and letter not in two]
-    right_free = [letter for letter in two if letter in result and letter not in one]
-    product = Product(
-        left,
-        right,
-        tuple(axis for axis, letter in enumerate(one) if letter in contracted),
-        tuple(axis for axis, letter in enumerate(two) if letter in contracted),
-        tuple(one.index(letter) for letter in left_free),
-        tuple(two.index(letter) for letter in right_free),
-        tuple(made[letter] for letter in left_free),
-        tuple(made[letter] for letter in right_free),
-    )
-    return product, labels
-
-
-def _letters(term: str, ndim: int) -> list[str]:
-    """One symbol per axis; the ellipsis stands for as many as are left, counted from the right."""
-    named = len(re.sub(r"\.\.\.", "", term))
-    rest = [f".{ndim - named - back}" for back in range(ndim - named)] if "..." in term else []
-    head, _, tail = term.partition("...")
-    return [*head, *rest, *tail]
