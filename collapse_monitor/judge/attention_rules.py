@@ -17,11 +17,19 @@ def attention_entropy_collapse(snapshot: Snapshot, history: History) -> list[Con
     A single sharp head is how healthy models point, and a head that parks on the first tokens is a sink: neither counts.
     Cross attention is left out, since it learns alignments.
     """
+    history.watch_heads("attention_uniformity")
     now = history.read(snapshot)
-    uniformity, spread, sink = now.heads("attention_uniformity"), now.heads("logit_std"), now.heads("sink_mass")
-    normal = history.head_baseline("attention_uniformity")
-    layers = now.self_attention_layers
+    uniformity, layers = now.heads("attention_uniformity"), now.self_attention_layers
     known = ~np.isnan(uniformity) & (layers >= 0)[:, None]
+    heads = now.count(known)
+    attending = sorted({int(layer) for layer in layers if layer >= 0})
+    limit = bound("attention_entropy_collapse.uniformity", "fire")
+    found = [_no_data(layer, "attention_uniformity", limit) for layer in attending if not heads[layer]]
+    if not (known & (uniformity <= bound("attention_entropy_collapse.uniformity", "hold"))).any():
+        return found
+
+    spread, sink = now.heads("logit_std"), now.heads("sink_mass")
+    normal = history.head_baseline("attention_uniformity")
 
     def sharp(level: Level) -> tuple[Mask, Mask]:
         parked = sink >= bound("attention_entropy_collapse.sink_mass", level)
@@ -31,28 +39,30 @@ def attention_entropy_collapse(snapshot: Snapshot, history: History) -> list[Con
         low = driven & fallen & (uniformity <= bound("attention_entropy_collapse.uniformity", level))
         return one_hot, one_hot | low
 
-    heads = now.count(known)
     levels = {level: sharp(level) for level in LEVELS}
     needed = {level: np.maximum(bound("attention_entropy_collapse.share_of_heads", level) * heads, 1) for level in LEVELS}
     states = {level: now.count(levels[level][1]) >= needed[level] for level in LEVELS}
-    found = []
-    for layer in np.unique(layers[layers >= 0]):
-        if not heads[layer]:
-            found.append(_no_data(int(layer), "attention_uniformity", bound("attention_entropy_collapse.uniformity", "fire")))
-        elif states["fire"][layer] or states["hold"][layer]:
+    for layer in attending:
+        if states["fire"][layer] or states["hold"][layer]:
             level: Level = "fire" if states["fire"][layer] else "hold"
             here = (layers == layer)[:, None]
             one_hot, affected = (mask & here for mask in levels[level])
-            found.append(_sharp_heads(int(layer), level, uniformity, normal, one_hot, affected, int(heads[layer])))
+            found.append(_sharp_heads(layer, level, uniformity, normal, one_hot, affected, int(heads[layer])))
     return found
 
 
 def logit_explosion(snapshot: Snapshot, history: History) -> list[Condition]:
     """Attention logits have left the range in which softmax selects: large and risen far above the own baseline, or beyond all bounds."""
+    history.watch_heads("max_logit")
     now = history.read(snapshot)
-    logits, spread = now.heads("max_logit"), now.heads("logit_std")
-    normal = history.head_baseline("max_logit")
-    layers = now.attention_layers
+    logits, layers = now.heads("max_logit"), now.attention_layers
+    unread = np.isnan(logits).all(axis=1)
+    blind = sorted(set(layers[unread]) - set(layers[~unread]) - {-1})
+    found = [_no_data(int(layer), "max_logit", bound("logit_explosion.max_logit", "fire")) for layer in blind]
+    if not (logits >= bound("logit_explosion.max_logit", "hold")).any():
+        return found
+
+    spread, normal = now.heads("logit_std"), history.head_baseline("max_logit")
 
     def exploded(level: Level) -> tuple[Mask, Mask, Mask]:
         risen = normal.beyond(logits, np.log(bound("logit_explosion.rise", level)), SIGMAS)
@@ -62,8 +72,6 @@ def logit_explosion(snapshot: Snapshot, history: History) -> list[Condition]:
         return critical, risen, critical | (risen & (logits >= bound("logit_explosion.max_logit", level))) | (varied & large)
 
     levels = {level: exploded(level) for level in LEVELS}
-    known = np.isnan(logits).all(axis=1)
-    found = []
     # Attention outside all blocks has no layer (-1 here).
     states = {level: set(layers[levels[level][2].any(axis=1)]) for level in LEVELS}
     for layer in sorted(states["fire"] | states["hold"]):
@@ -84,8 +92,6 @@ def logit_explosion(snapshot: Snapshot, history: History) -> list[Condition]:
                 head=head,
             )
         )
-    unread = sorted(set(layers[known]) - set(layers[~known]))
-    found.extend(_no_data(int(layer), "max_logit", bound("logit_explosion.max_logit", "fire")) for layer in unread if layer >= 0)
     return found
 
 

@@ -64,6 +64,16 @@ class History:
             self._now = (snapshot, readings)
         return self._now[1]
 
+    def watch(self, *metrics: str) -> None:
+        """Start keeping baselines of these metrics per layer, for rules that look at them in some checks only."""
+        for metric in metrics:
+            self._layers.setdefault(metric, None)
+
+    def watch_heads(self, *metrics: str) -> None:
+        """Start keeping baselines of these attention metrics per site and head."""
+        for metric in metrics:
+            self._heads.setdefault(metric, None)
+
     def baseline(self, metric: str) -> Baseline:
         """The normal range of a metric per layer. Asking for one starts keeping it."""
         track = self._layers.setdefault(metric, None)

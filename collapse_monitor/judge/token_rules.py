@@ -18,20 +18,27 @@ def rank_collapse(snapshot: Snapshot, history: History) -> list[Condition]:
     tokens share. They fire at once where one block erases what was left of the differences, or where the residual fell far below the
     own baseline; else only when they last. Low rank without alike tokens (all multiples of one direction) fires at once.
     """
+    history.watch("relative_residual", "rank_share", "token_similarity")
     tokens = _Tokens(snapshot, history)
+    hold = tokens.near("hold") | tokens.narrow("hold") | tokens.low("hold")
     near, narrow = tokens.near("fire"), tokens.narrow("fire")
-    fallen = tokens.settled & history.baseline("relative_residual").beyond(
-        tokens.residual, -np.log(bound("rank_collapse.residual_drop", "fire")), SIGMAS
-    )
-    erased = np.logical_or.accumulate(near & tokens.erasing(near))
     checks, steps = history.lasting("rank_collapse", (near | narrow) & tokens.lost(), snapshot.step)
-    lasting = (checks >= TRANSIENT_CHECKS) & (steps >= TRANSIENT_STEPS)
+    unread = np.isnan(tokens.gap) & np.isnan(tokens.rank)
+    found = [_no_data(layer, "token_similarity", bound("rank_collapse.similarity", "fire")) for layer in _layers(unread)]
+    if not hold.any():
+        return found
+
+    drop = history.baseline("relative_residual").beyond(tokens.residual, -np.log(bound("rank_collapse.residual_drop", "fire")), SIGMAS)
+    fallen = _not_only_last(near & drop & tokens.settled)
+    erased = near & np.logical_or.accumulate(near & tokens.erasing(near))
     multiples = narrow & (tokens.gap >= 1 - bound("rank_collapse.multiples", "fire"))
-    sure = (near & (erased | fallen)) | multiples
+    sure = erased | fallen | multiples
+    complete = tokens.residual <= bound("rank_collapse.complete_residual", "fire")
+    lasting = (checks >= TRANSIENT_CHECKS) & (steps >= TRANSIENT_STEPS)
+    lasting &= complete | _not_only_last(lasting)
     fire = sure | lasting | tokens.dropped("fire")
     hold = tokens.near("hold") | tokens.narrow("hold") | tokens.dropped("hold")
-    critical = sure | (lasting & (tokens.residual <= bound("rank_collapse.complete_residual", "fire")))
-    found = []
+    critical = sure | (lasting & complete)
     for layer in _layers(fire | hold):
         level: Level = "fire" if fire[layer] else "hold"
         severity = Severity.CRITICAL if critical[layer] else Severity.WARNING
@@ -39,31 +46,28 @@ def rank_collapse(snapshot: Snapshot, history: History) -> list[Condition]:
             found.append(_identical_tokens(layer, level, severity, tokens, history))
         else:
             found.append(_narrow_tokens(layer, level, severity, tokens, history))
-    unread = np.isnan(tokens.gap) & np.isnan(tokens.rank)
-    found.extend(_no_data(layer, "token_similarity", bound("rank_collapse.similarity", "fire")) for layer in _layers(unread))
     return found
 
 
 def oversmoothing(snapshot: Snapshot, history: History) -> list[Condition]:
     """Tokens are becoming alike: the similarity is high and has risen far above the run's own baseline. Never on absolute grounds."""
+    history.watch("token_similarity")
     similarity = history.read(snapshot).layer("token_similarity")
+    found = [_no_data(layer, "token_similarity", bound("oversmoothing.similarity", "fire")) for layer in _layers(np.isnan(similarity))]
+    if history.steps(snapshot) < TRANSIENT_STEPS or not (similarity >= bound("oversmoothing.similarity", "hold")).any():
+        return found
+
     normal = history.baseline("token_similarity")
-    settled = history.steps(snapshot) >= TRANSIENT_STEPS
 
     def risen(level: Level) -> Mask:
-        change = settled & normal.beyond(similarity, -np.log(bound("oversmoothing.gap_drop", level)), SIGMAS)
+        change = normal.beyond(similarity, -np.log(bound("oversmoothing.gap_drop", level)), SIGMAS)
         return _not_only_last(change & (similarity >= bound("oversmoothing.similarity", level)))
 
     fire, hold = (risen(level) for level in LEVELS)
-    found = []
     for layer in _layers(fire | hold):
         level: Level = "fire" if fire[layer] else "hold"
-        found.append(
-            Condition(
-                layer, "token_similarity", float(similarity[layer]), bound("oversmoothing.similarity", level), normal.at(layer), level
-            )
-        )
-    found.extend(_no_data(layer, "token_similarity", bound("oversmoothing.similarity", "fire")) for layer in _layers(np.isnan(similarity)))
+        limit = bound("oversmoothing.similarity", level)
+        found.append(Condition(layer, "token_similarity", float(similarity[layer]), limit, normal.at(layer), level))
     return found
 
 
@@ -90,6 +94,7 @@ class _Tokens:
     """The readings of one snapshot that bear on rank collapse, and what each bound says of them."""
 
     def __init__(self, snapshot: Snapshot, history: History) -> None:
+        self._history = history
         now = history.read(snapshot)
         similarity, residual = now.layer("token_similarity"), now.layer("relative_residual")
         # Tokens of equal norm: 1 - similarity = relative_residual^2, up to n / (n - 1). One stands in for the other where it is missing.
@@ -98,7 +103,6 @@ class _Tokens:
         self.similarity = similarity
         self.rank, self.share, self.attainable = now.layer("effective_rank"), now.layer("rank_share"), now.attainable
         self.ranked = self.attainable >= bound("rank_collapse.smallest_attainable_rank", "fire")
-        self.normal_share = history.baseline("rank_share")
         self.settled = history.steps(snapshot) >= TRANSIENT_STEPS
         contraction = now.layer("contraction")
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -114,11 +118,14 @@ class _Tokens:
         """Fewer than two directions."""
         return self.ranked & (self.rank <= bound("rank_collapse.effective_rank", level))
 
+    def low(self, level: Level) -> Mask:
+        """A small share of the attainable rank."""
+        return self.ranked & (self.share <= bound("rank_collapse.rank_share", level))
+
     def dropped(self, level: Level) -> Mask:
-        """Rank far below the own baseline."""
-        low = self.ranked & (self.share <= bound("rank_collapse.rank_share", level))
-        drop = self.normal_share.beyond(self.share, -np.log(bound("rank_collapse.rank_drop", level)), SIGMAS)
-        return _not_only_last(self.settled & low & drop)
+        """Rank low, and far below the own baseline."""
+        drop = self._history.baseline("rank_share").beyond(self.share, -np.log(bound("rank_collapse.rank_drop", level)), SIGMAS)
+        return _not_only_last(self.settled & self.low(level) & drop)
 
     def erasing(self, near: Mask) -> Mask:
         """Blocks that erase most of the differences between the tokens they are given."""
@@ -151,7 +158,7 @@ def _identical_tokens(layer: int, level: Level, severity: Severity, tokens: _Tok
 
 def _narrow_tokens(layer: int, level: Level, severity: Severity, tokens: _Tokens, history: History) -> Condition:
     attainable = float(tokens.attainable[layer])
-    share = tokens.normal_share.at(layer)
+    share = history.baseline("rank_share").at(layer)
     baseline = None if share is None else share * attainable
     limit = bound("rank_collapse.effective_rank", level)
     if baseline is not None and not tokens.narrow(level)[layer]:
