@@ -35,31 +35,32 @@ class Schedule:
         self._costs: deque[float] = deque(maxlen=_REMEMBERED)
         self._step_times: deque[float] = deque(maxlen=_REMEMBERED)
         self._previous: tuple[float, bool] | None = None
-        self._last_time = -math.inf
+        self._gap = 1
+        self._before: int | None = None
 
     def wants(self, step: int) -> bool:
         """Whether to sample this step. Call once per step."""
         now = time.perf_counter()
         if self._previous is not None and not self._previous[1]:
             self._step_times.append(now - self._previous[0])
-        sampled = self._due(step, now)
+        sampled = self._due(step)
         if self._previous is not None and self._previous[1] and self._costs:
             self._step_times.append(max(now - self._previous[0] - self._costs[-1], 0.0))
         self._previous = (now, sampled)
         if sampled:
-            self._last, self._last_time = step, now
+            self._before, self._last = self._last, step
         return sampled
 
-    def _due(self, step: int, now: float) -> bool:
+    def _due(self, step: int) -> bool:
+        anew = self._last is None or step < self._last
         if callable(self._asked):
-            return bool(self._asked(step)) and not self._over_budget(now)
+            return bool(self._asked(step)) and (anew or step - (self._last or 0) >= self._gap)
         assert self.every is not None
-        return self._last is None or step < self._last or step // self.every != self._last // self.every
+        return anew or step // self.every != (self._last or 0) // self.every
 
-    def _over_budget(self, now: float) -> bool:
-        if self._budget is None or not self._binds or not self._costs:
-            return False
-        return median(self._costs) > self._budget * (now - self._last_time)
+    def retract(self) -> None:
+        """The sampled step turned out to be none: nothing was trained. The next one is sampled in its place."""
+        self._last = self._before
 
     @property
     def _binds(self) -> bool:
@@ -72,11 +73,15 @@ class Schedule:
         self._spent += seconds
         self._samples += 1
         self._costs.append(seconds)
-        if self.every is None or self._budget is None or not self._binds or not self._step_times:
+        if self._budget is None or not self._binds or not self._step_times:
+            return None
+        cost, step_time = median(self._costs), max(median(self._step_times), 1e-6)
+        needed = math.ceil(cost / (self._budget * step_time))
+        if self.every is None:
+            self._gap = needed
             return None
         assert isinstance(self._asked, int)
-        cost, step_time = median(self._costs), max(median(self._step_times), 1e-6)
-        needed = max(self._asked, math.ceil(cost / (self._budget * step_time)))
+        needed = max(self._asked, needed)
         if needed > 1.25 * self.every or needed < 0.5 * self.every:
             before, self.every = self.every, needed
             return (
@@ -84,6 +89,18 @@ class Schedule:
                 f"{1e3 * step_time:.1f} ms, and the budget is {self._budget:.1%} of training time (budget=None switches this off)"
             )
         return None
+
+    @property
+    def interval(self) -> int:
+        """Steps between samples that the budget allows."""
+        return self._gap if self.every is None else self.every
+
+    def agree(self, interval: int) -> None:
+        """Take the interval that several processes agreed on, so that all sample the same steps."""
+        if self.every is None:
+            self._gap = interval
+        else:
+            self.every = interval
 
     def state_dict(self) -> dict[str, Any]:
         return {"every": self.every, "last": self._last, "spent": self._spent, "samples": self._samples}
