@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import types
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +19,12 @@ class CompileCheck:
 
     def __init__(self) -> None:
         self._known: tuple[int, bool] | None = None
+        self._wrappers: list[weakref.ref[nn.Module]] = []
+
+    @property
+    def wrappers(self) -> list[nn.Module]:
+        """The modules that `torch.compile(model)` returned: what the run calls in place of the model."""
+        return [module for module in (known() for known in self._wrappers) if module is not None]
 
     def __call__(self, model: nn.Module) -> bool:
         dynamo = sys.modules.get("torch._dynamo.eval_frame")
@@ -25,7 +32,8 @@ class CompileCheck:
         if any(getattr(module, "_compiled_call_impl", None) is not None for module in model.modules()):
             return True
         if self._known is None or self._known[0] != wrapped:
-            self._known = (wrapped, is_compiled(model))
+            self._wrappers = [weakref.ref(module) for module in wrappers_of(model)]
+            self._known = (wrapped, bool(self._wrappers) or is_compiled(model))
         return self._known[1]
 
 
@@ -39,14 +47,21 @@ def is_compiled(model: nn.Module) -> bool:
             return True
     if not any(backend is not None for backend in getattr(dynamo, "cached_backends", {0: 0}).values()):
         return False  # nothing in this process was ever wrapped
-    wrapper = getattr(dynamo, "OptimizedModule", None)
-    if wrapper is not None and any(type(item) is wrapper and item._modules.get("_orig_mod") is model for item in gc.get_objects()):
+    if wrappers_of(model):
         return True  # the monitor was given the inner module, the run calls the wrapper
     seen: set[int] = set()
     kinds = {type(module) for module in model.modules() if not type(module).__module__.startswith("torch.nn")}
     return any(_is_wrapped(item) for module in model.modules() for item in vars(module).values()) or any(
         _reaches_wrapped(kind, getattr(kind, "forward", None), seen, _DEPTH) for kind in kinds
     )
+
+
+def wrappers_of(model: nn.Module) -> list[nn.Module]:
+    """Every module in this process that `torch.compile` made of the model."""
+    wrapper = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", None)
+    if wrapper is None:
+        return []
+    return [item for item in gc.get_objects() if type(item) is wrapper and item._modules.get("_orig_mod") is model]
 
 
 def _is_wrapped(item: Any) -> bool:

@@ -1,16 +1,42 @@
-"""The only file that registers hooks. Everything it registers is removed when its context ends, whatever happens."""
+"""The only file that registers hooks. Everything it registers is removed when its context ends, whatever happens.
+
+A model may be copied or saved while hooks are on it (moving averages, checkpoints). What the copy holds then is `_INERT`: a callable of
+the standard library that takes anything and returns None, so that a copy feeds no monitor and a file needs no package to be loaded.
+Code that is being compiled or exported passes through hooks as if they were not there.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 Enter = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
 Leave = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], None]
+
+_INERT = (getattr, (nullcontext(), "__exit__"))
+
+
+class _ModuleHook:
+    """Passes the calls of certain modules, made by the thread that made this, on to a listener."""
+
+    __slots__ = ("_hear", "_modules", "_thread")
+
+    def __init__(self, modules: frozenset[int], hear: Callable[..., None]) -> None:
+        self._modules, self._hear, self._thread = modules, hear, threading.get_ident()
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        if id(module) in self._modules and threading.get_ident() == self._thread:
+            self._hear(module, args, *rest)
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[object, ...]]:
+        return _INERT
 
 
 @contextmanager
@@ -19,16 +45,13 @@ def module_hooks(modules: Iterable[nn.Module], enter: Enter, leave: Leave) -> It
 
     `leave` also runs when the forward raises, with None for the output. Neither can change arguments or result.
     """
-    thread = threading.get_ident()
 
-    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if threading.get_ident() == thread:
-            enter(module, args, kwargs)
+    def left(module: nn.Module, args: tuple[Any, ...], kwargs: Any, output: Any = None) -> None:
+        leave(module, args, kwargs if isinstance(kwargs, dict) else {}, output)
 
-    def after(module: nn.Module, args: tuple[Any, ...], kwargs: Any, output: Any = None) -> None:
-        if threading.get_ident() == thread:
-            leave(module, args, kwargs if isinstance(kwargs, dict) else {}, output)
-
+    modules = list(modules)
+    known = frozenset(map(id, modules))
+    before, after = _ModuleHook(known, enter), _ModuleHook(known, left)
     handles = []
     try:
         for module in modules:
@@ -38,6 +61,31 @@ def module_hooks(modules: Iterable[nn.Module], enter: Enter, leave: Leave) -> It
     finally:
         for handle in handles:
             handle.remove()
+
+
+@contextmanager
+def noted_calls(module: nn.Module, note: Enter) -> Iterator[None]:
+    """Call `note` before every call of this module, outside whatever is compiled.
+
+    Hooks of a module that was compiled in place run inside its graph, where they are lost: there its compiled call is stood in for.
+    """
+    compiled = getattr(module, "_compiled_call_impl", None)
+    if compiled is None:
+        with module_hooks([module], note, lambda *_: None):
+            yield
+        return
+    noting = _ModuleHook(frozenset({id(module)}), note)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        noting(module, args, kwargs)
+        return compiled(*args, **kwargs)
+
+    module._compiled_call_impl = call
+    try:
+        yield
+    finally:
+        if module._compiled_call_impl is call:
+            module._compiled_call_impl = compiled
 
 
 class GradientHooks:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from collapse_monitor.capture.hooks import module_hooks
+from collapse_monitor.capture.hooks import noted_calls
 from collapse_monitor.capture.plan import Plan
 from collapse_monitor.capture.sampling import Sampler
 from collapse_monitor.capture.selection import Selection
@@ -91,11 +91,13 @@ class Probed:
         return {**(self.plan.missing if self.plan is not None else {}), "gradient_norm": reason, "qk_to_v_gradient": reason}
 
     def __enter__(self) -> Probed:
-        self._listening.enter_context(module_hooks([self._parts[0]], self._note, lambda *_: None))
+        model, *_, selection = self._parts
+        for module in selection.callers(model):
+            self._listening.enter_context(noted_calls(module, self._note))
         return self
 
     def _note(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._call is None and not torch.compiler.is_compiling():
+        if self._call is None:
             autocast = [(d, torch.get_autocast_dtype(d)) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)]
             self._call = (args, kwargs, autocast)
 

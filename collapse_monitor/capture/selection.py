@@ -47,6 +47,10 @@ class Selection:
         """Whether to read a separate forward: asked for, or listening to the model's own would change what it computes."""
         return self.source == "probe" or (self.source == "auto" and (self._compiled(model) or _has_fused_evaluation(model)))
 
+    def callers(self, model: nn.Module) -> list[nn.Module]:
+        """Whose calls are the model's: what `torch.compile` made of it (a hook further in would be compiled), else the model itself."""
+        return self._compiled.wrappers or [model]
+
     def token_mask(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
         """True at real tokens, where the user said how to tell.
 
