@@ -159,9 +159,8 @@ class BlockEvaluation:
                 continue
             number, place = self._places[output]
             stack, base = self._stacks[number], _sequences_of(bases[number], place, self._stacks[number].sequences)
-            start = place - stack.inputs
-            for name, values in tokens[number].items():
-                readings.values.setdefault(name, {})[key] = _average(values[start * stack.sequences :][: stack.sequences])
+            for name, means in tokens[number].items():
+                readings.values.setdefault(name, {})[key] = float(means[place - stack.inputs])
             counts = np.where(base.finite, base.count, stack.shape.tokens)
             readings.tokens[key] = float(counts.mean())
             readings.attainable[key] = round(float(np.minimum(counts, stack.shape.dim).mean()))
@@ -186,7 +185,8 @@ class BlockEvaluation:
         moments = {name: parcel.read(slot) for name, slot in stack.outputs.items()}
         moments["peak"] = parcel.read(stack.common["peak"])[first:]
         quantities = token_readings(moments, base.part(first), stack.shape)
-        return base, self._demand.of_quantities(quantities) | {name: parcel.read(slot) for name, slot in stack.own.items()}
+        values = self._demand.of_quantities(quantities) | {name: parcel.read(slot).astype(np.float64) for name, slot in stack.own.items()}
+        return base, {name: over_sequences(array.reshape(-1, stack.sequences).T) for name, array in values.items()}
 
     def _read_pair(self, pair: _Paired, bases: Sequence[Residuals], parcel: Parcel, readings: BlockReadings) -> None:
         for place, key in enumerate(pair.keys):

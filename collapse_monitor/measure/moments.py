@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from collapse_monitor.measure.demand import RANKS
-from collapse_monitor.measure.precision import gram
+from collapse_monitor.measure.precision import gram, only_where
 from collapse_monitor.metrics.tokens import OUTLIER_FACTOR
 
 MEDIAN_VALUES = 2048
@@ -51,7 +51,7 @@ def centre_tokens(
     """Scale, find outliers, subtract the first counted token, centre. `hidden` must be the caller's own copy: it is overwritten."""
     wide = hidden if hidden.dtype == torch.float64 else hidden.float()
     if mask is not None:
-        wide = torch.where(mask[..., None], wide, 0.0)
+        wide = only_where(mask[..., None], wide, 0.0)
     peak = wide.abs().amax((-2, -1)).float()
     scale = _power_of_two(peak)
     scaled = wide.mul_(scale.to(wide.dtype)[:, None, None])
@@ -108,7 +108,7 @@ def output_moments(centred: Centred, wanted: frozenset[str]) -> dict[str, Tensor
         moments["broken"] = tokens * dim - spare.copy_(centred.scaled).abs_().lt_(torch.inf).sum((-2, -1))
     if "dead_tokens" in wanted:
         code = fingerprints(centred.scaled, spare, centred.rows)  # last: `rows` is not needed any more
-        moments["fingerprints"] = code if centred.mask is None else torch.where(centred.mask[..., None], code, -1.0)
+        moments["fingerprints"] = code if centred.mask is None else only_where(centred.mask[..., None], code, -1.0)
     return moments
 
 
@@ -149,7 +149,7 @@ def _median(values: Float[Tensor, "batch item"], mask: Bool[Tensor, "batch item"
     if mask is None:
         items = values.shape[-1]
         return values.sort(-1).values[:, (items - 1) // 2 : items // 2 + 1].mean(-1)
-    ordered = torch.where(mask, values, torch.inf).sort(-1).values
+    ordered = only_where(mask, values, torch.inf).sort(-1).values
     count = mask.sum(-1, keepdim=True).clamp(min=1)
     middle = torch.cat([(count - 1) // 2, count // 2], -1)
     return ordered.gather(-1, middle).mean(-1)
@@ -201,7 +201,7 @@ def _middle_size(hidden: Float[Tensor, "batch token dim"], mask: Bool[Tensor, "b
     if valid is not None:
         valid = valid[..., None].expand(sizes.shape).reshape(batch, -1)
     if hidden.device.type == "cpu" and tokens * dim > MEDIAN_VALUES:  # an estimate anyway: selection is cheaper than sorting
-        return torch.nanmedian(values if valid is None else torch.where(valid, values, torch.nan), -1).values
+        return torch.nanmedian(values if valid is None else only_where(valid, values, torch.nan), -1).values
     return _median(values, valid)
 
 

@@ -34,7 +34,12 @@ class Outline:
 
 
 class Pending:
-    """The readings of one step while they travel."""
+    """The readings of one step while they travel.
+
+    Attributes:
+        bytes: size of what is copied to the host.
+        copies: to the host in this step: one per device that took part.
+    """
 
     def __init__(
         self,
@@ -50,7 +55,7 @@ class Pending:
         self._parcel: Parcel | None = parcel
         self._evaluations: tuple[BlockEvaluation, AttentionEvaluation, ScalarEvaluation] | None = (blocks, attention, scalars)
         self._snapshot: Snapshot | None = None
-        self.bytes = parcel.bytes
+        self.bytes, self.copies = parcel.bytes, parcel.copies
 
     @property
     def faults(self) -> list[tuple[str, BaseException]]:

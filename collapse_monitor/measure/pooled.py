@@ -10,6 +10,7 @@ from einops import rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from collapse_monitor.measure.precision import only_where
 from collapse_monitor.observation import Key
 
 _Group = tuple[tuple[Key, ...], int, torch.device]
@@ -54,4 +55,4 @@ class PooledFeatures:
 def valid_features(queue: Float[Tensor, "block kept dim"]) -> tuple[Float[Tensor, "block kept dim"], Bool[Tensor, "block kept"]]:
     """Features with zeros where a sequence had no finite mean, and which had one."""
     valid = queue.isfinite().all(-1)
-    return torch.where(rearrange(valid, "block kept -> block kept 1"), queue, 0.0), valid
+    return only_where(rearrange(valid, "block kept -> block kept 1"), queue, 0.0), valid

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 
@@ -19,6 +19,11 @@ def undisturbed(*device_types: str) -> Iterator[None]:
             if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
                 stack.enter_context(torch.autocast(kind, enabled=False))
         yield
+
+
+def only_where(mask: Bool[Tensor, "*#shape"], values: Float[Tensor, "*shape"], other: float) -> Float[Tensor, "*shape"]:
+    """`torch.where` with a number, which as it is makes an fp64 tensor of it."""
+    return torch.where(mask, values, values.new_full((), other))
 
 
 def gram(rows: Float[Tensor, "batch row column"], exact: bool | None = None) -> Float[Tensor, "batch row row"]:

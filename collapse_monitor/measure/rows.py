@@ -1,6 +1,7 @@
-"""What is worked out on the device for the rows of one attention, before its tensors go: few operations, shared by all row metrics.
+"""What is worked out on the device for the rows of attentions: few operations, shared by all row metrics.
 
-Means over rows are taken on the host (see `host_rows`): what leaves here is one value per row, head or pair of rows.
+At the site, before its tensors go, what needs them whole; when the window closes, for all sites of one shape at once, what needs only
+column sums and masks. Means over rows are taken on the host (see `host_rows`): what leaves here is one value per row, head or pair of rows.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from collapse_monitor.measure.precision import gram
 from collapse_monitor.metrics.attention import SINK_KEYS
 from collapse_monitor.observation import AttentionObservation
 
+COLUMNS = frozenset({"dominant_column", "sink_mass", "dobrushin", "input_dependence"})
+"""Quantities that need column sums, or how many keys are seen at all."""
+
 LARGEST_PAIRS = 2**16
 """Distances between rows that leave one attention: with more sequences and heads (windows) fewer, evenly spaced rows are compared."""
 
@@ -28,7 +32,6 @@ class PreviousRows:
     """Rows of the self-attention before, kept until the next one."""
 
     weights: Float[Tensor, "sequence head query key"]
-    visible: Bool[Tensor, "#sequence #head #query key"] | None
     same_rows: object
     index: int
 
@@ -42,35 +45,41 @@ class PreviousRows:
         )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Columns:
+    """What stays of one attention until the window closes: column sums, and which keys its rows see."""
+
+    sums: Float[Tensor, "sequence head key"]
+    visible: Bool[Tensor, "#sequence #head #query key"] | None
+    queries: int
+
+    @property
+    def bytes(self) -> int:
+        return 4 * self.sums.numel() + (0 if self.visible is None else self.visible.numel())
+
+    @property
+    def likeness(self) -> object:
+        """Equal for attentions that can be stacked."""
+        return self.sums.device, self.sums.shape, None if self.visible is None else self.visible.shape, self.queries
+
+
 def row_moments(
     observation: AttentionObservation, wanted: frozenset[str], previous: PreviousRows | None
-) -> tuple[dict[str, Tensor], Float[Tensor, "sequence head query key"]]:
-    """Moments by name, and the rows with zeros at invisible keys.
+) -> tuple[dict[str, Tensor], Columns | None, Float[Tensor, "sequence head query key"]]:
+    """Moments by name, what is left for later, and the rows with zeros at invisible keys.
 
     Rows are taken as the distribution they are: their sum over visible keys is one, or zero where they see nothing.
     """
     weights, visible = observation.weights.float(), observation.visible
     sequences, heads, queries, _ = weights.shape
     moments: dict[str, Tensor] = {}
-    zero = weights.new_zeros(())
     if visible is not None:
+        zero = weights.new_zeros(())
         weights = torch.where(visible, weights, zero)
         moments["keys"] = visible.sum(-1, keepdim=True, dtype=torch.float32)
     moments["length"] = torch.linalg.vector_norm(weights, dim=-1)
     if wanted & {"attention_uniformity", "input_dependence"}:
         moments["entropy"] = torch.special.entr(weights).sum(-1)
-    if wanted & {"dominant_column", "sink_mass"}:
-        columns = weights.sum(-2)
-        moments["largest_column"] = columns.amax(-1)
-        if "sink_mass" in wanted and visible is None:
-            moments["sink_column"] = columns[..., :SINK_KEYS].amax(-1)
-    if visible is not None and wanted & {"sink_mass", "dobrushin"}:
-        per_query = visible if visible.shape[-2] == queries else visible.expand(-1, -1, queries, -1)
-        viewers = per_query.sum(-2, dtype=torch.float32)
-        order = (viewers > 0).cumsum(-1, dtype=torch.float32)
-        if "sink_mass" in wanted:
-            moments["sink"] = (columns * ((order <= SINK_KEYS) / viewers.clamp(min=1))).amax(-1)
-        moments["seen"] = order[..., -1]
     if "dobrushin" in wanted:
         some = compared_rows(sequences * heads, queries)
         rows = weights if len(some) == queries else weights[:, :, some.start : some.stop : some.step]
@@ -82,8 +91,6 @@ def row_moments(
         moments["with_previous"] = (weights * previous.weights).sum(-1)
     if "input_dependence" in wanted and sequences > 1:
         moments["entropy_of_mean"] = torch.special.entr(weights.mean(0)).sum(-1)
-        if visible is not None and visible.shape[0] > 1:
-            moments["union"] = visible.any(0).sum(-1, dtype=torch.float32)
     if wanted & {"max_logit", "logit_std"} and observation.logits is not None:
         logits = observation.logits.float()
         if visible is not None:  # invisible keys stand at the row's mean, where they change neither deviation nor maximum
@@ -91,7 +98,29 @@ def row_moments(
             logits = torch.where(visible, logits, mean)
         moments["logit_deviation"] = logits.std(-1, correction=0)
         moments["logit_peak"] = logits.amax(-1)
-    return moments, weights
+    return moments, Columns(weights.sum(-2), visible, queries) if wanted & COLUMNS else None, weights
+
+
+def column_moments(
+    sums: Float[Tensor, "site sequence head key"],
+    visible: Bool[Tensor, "site ... key"] | None,
+    queries: int,
+    wanted: frozenset[str],
+) -> dict[str, Tensor]:
+    """Moments by name, of several attentions of one shape."""
+    moments = {"largest_column": sums.amax(-1)}
+    if visible is None:
+        moments["sink_column"] = sums[..., :SINK_KEYS].amax(-1)
+        return moments
+    per_query = visible if visible.shape[-2] == queries else visible.expand(*visible.shape[:-2], queries, visible.shape[-1])
+    viewers = per_query.sum(-2, dtype=torch.float32)
+    # Counts the keys that any row sees. In integers: a floating cumsum raises on CUDA where the user asked for deterministic algorithms.
+    order = (viewers > 0).cumsum(-1)
+    moments["seen"] = order[..., -1]
+    moments["sink"] = (sums * ((order <= SINK_KEYS) / viewers.clamp(min=1))).amax(-1)
+    if "input_dependence" in wanted and visible.shape[1] > 1:
+        moments["union"] = visible.any(1).sum(-1, dtype=torch.float32)
+    return moments
 
 
 def compared_rows(maps: int, queries: int) -> range:

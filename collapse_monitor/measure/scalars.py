@@ -127,7 +127,7 @@ class ScalarEvaluation:
         batches: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
         owners: dict[tuple[Key, str], list[tuple[tuple[torch.device, torch.dtype], int]]] = {}
         for owner, tensors in groups.items():
-            filled = [tensor.detach() for tensor in tensors if tensor.is_sparse or tensor.numel() > 0]
+            filled = [tensor for tensor in tensors if tensor.is_sparse or tensor.numel() > 0]
             if self._refuses(owner[0], *filled):
                 continue
             for tensor in filled:

@@ -46,6 +46,7 @@ class Window:
         self._blocks: dict[Key, BlockObservation] = {}
         self._heard: set[tuple[str, Key]] = set()
         self._refused: dict[Key, str] = {}
+        self._device_types: set[str] = set()
 
     @property
     def faults(self) -> list[tuple[str, BaseException]]:
@@ -69,6 +70,7 @@ class Window:
         if obs.input is not None and (obs.input is not obs.output) and reason_against_sample(obs.input) is not None:
             obs = BlockObservation(obs.output)
         if self._first("block", key):
+            self._device_types.add(obs.output.hidden.device.type)
             self._blocks[key] = obs
 
     def branch(self, key: Key, branch: Tensor, stream: Tensor) -> None:
@@ -127,9 +129,9 @@ class Window:
         """
         blocks = {key: self._blocks[key] for key in sites if key in self._blocks}
         self._blocks = {}
-        self._attention.close()
         self._scalars.close()
-        with undisturbed(*{block.output.hidden.device.type for block in blocks.values()}):
+        with undisturbed(*self._device_types):
+            self._attention.close()
             self._faults.attempt("block readings", lambda: self._evaluation.launch(blocks, self._pack))
             parcel = self._pack.send()
         outline = Outline(
@@ -152,5 +154,6 @@ class Window:
         return True
 
     def _quietly(self, name: str, tensor: Tensor, measure: Callable[[], None]) -> None:
+        self._device_types.add(tensor.device.type)
         with undisturbed(tensor.device.type):
             self._faults.attempt(name, measure)

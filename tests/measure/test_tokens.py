@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -196,7 +197,7 @@ def test_blocks_of_mixed_shapes_and_dtypes() -> None:
     """Each gets its own stack; values and order stay."""
     shapes = [(12, 20, torch.float32), (6, 40, torch.float32), (12, 20, torch.bfloat16), (12, 20, torch.float32)]
     samples = [TokenSample(tokens(0.3, length, dim, seed).to(dtype)) for seed, (length, dim, dtype) in enumerate(shapes)]
-    snapshot = snapshot_of(blocks=[BlockObservation(after, before) for before, after in zip(samples, samples[1:], strict=False)])
+    snapshot = snapshot_of(blocks=[BlockObservation(after, before) for before, after in pairwise(samples)])
     for name in ("effective_rank", "relative_residual", "token_similarity"):
         expected = [float(getattr(metrics, name)(sample.hidden).mean()) for sample in samples[1:]]
         assert all(same(*pair, 1e-5) for pair in zip(snapshot.series(name), expected, strict=True))

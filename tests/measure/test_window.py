@@ -137,7 +137,7 @@ class TestSnapshot:
     def test_only_what_is_asked_for_is_computed(self) -> None:
         called: list[str] = []
         spy = Metric("spy", "hidden", lambda hidden, mask: called.append("spy") or hidden.sum((-1, -2)))
-        window, pending = launched([spy], [BlockObservation(sample())], [attention()])
+        _, pending = launched([spy], [BlockObservation(sample())], [attention()])
         assert set(pending.snapshot().metrics) == {"spy"}
         assert called == ["spy"]
         assert Window(()).launch(0, {}, {}).bytes == 0
@@ -368,7 +368,7 @@ class TestObserving:
             raise ValueError("no")
 
         references: list[weakref.ref[Tensor]] = []
-        window, pending = launched([Metric("custom", "hidden", fail)], [BlockObservation(sample())])
+        window, _ = launched([Metric("custom", "hidden", fail)], [BlockObservation(sample())])
         assert [str(error) for _, error in window.faults] == ["no"]
         gc.collect()
         assert references[0]() is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -61,7 +62,7 @@ def sites_of(blocks: int = 0, attentions: int = 0, heads: int | None = None) -> 
 
 def see_chain(window: Window, samples: Sequence[TokenSample]) -> None:
     """One block from each sample to the next."""
-    for index, (before, after) in enumerate(zip(samples, samples[1:], strict=False)):
+    for index, (before, after) in enumerate(pairwise(samples)):
         window.block(block_key(index), BlockObservation(after, before))
 
 
