@@ -13,6 +13,8 @@ from collapse_monitor.records import Site
 
 NOT_CALLED = "not called in this forward"
 
+NO_GRADIENT = "no gradient came while the window was open"
+
 ABSENT: Mapping[Reads, str] = {
     "transition": "the input of the block was not seen, or has other tokens than its output",
     "branch": "no addition of the attention's result to the stream was seen",
@@ -20,10 +22,14 @@ ABSENT: Mapping[Reads, str] = {
     "attention_pair": "no self-attention before it with the same heads, queries and keys",
     "attention_batch": "fewer than two sequences were seen",
     "features": "fewer sequences seen so far than a rank can be read from",
+    "gradient": NO_GRADIENT,
+    "qv_gradient": NO_GRADIENT,
+    "parameter_gradients": NO_GRADIENT,
+    "qv_weight_gradient": NO_GRADIENT,
     "qk_weights": "weights are not read on this step",
     "value_weights": "weights are not read on this step",
 }
-"""Why a site that was heard has no reading, by what the metric reads. Gradients are explained by who listens for them."""
+"""Why a site that was heard has no reading, by what the metric reads."""
 
 UNDEFINED: Mapping[str, str] = {
     "head_similarity": "fewer than two heads with a row that sees two keys",
@@ -77,7 +83,8 @@ class Reasons:
             self.missing.setdefault(metric.name, fault)
         if metric.name in self.missing:
             return
-        heard = [key for key in keys if self._sites[key].name not in self.missing]
+        names = {key: self._sites[key].name for key in keys}
+        heard = [key for key in keys if not {names[key], f"{names[key]}/{metric.name}"} & self.missing.keys()]
         reasons = {key: self._reason(metric, key, found, known) for key in heard if _is_nan(found.get(key, math.nan))}
         if all(_is_nan(reading) for reading in found.values()) and len(reasons) == len(heard) and len(set(reasons.values())) == 1:
             reason = next(iter(reasons.values()))
@@ -86,7 +93,7 @@ class Reasons:
             return
         for key, reason in reasons.items():
             if reason is not None:
-                self.missing.setdefault(f"{self._sites[key].name}/{metric.name}", reason)
+                self.missing[f"{names[key]}/{metric.name}"] = reason
 
     def _reason(self, metric: Metric, key: Key, found: Mapping[Key, object], known: Mapping[Key, str]) -> str | None:
         if key in known:

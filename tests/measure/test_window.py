@@ -204,6 +204,18 @@ class TestGradients:
         assert snapshot.missing["gradient_norm"] == "the gradient holds NaN or Inf"
         assert snapshot.missing["branch_ratio"] == "the stream is zero, or the values hold NaN or Inf"
 
+    def test_gradients_that_never_came(self) -> None:
+        window = Window(select(["gradient_norm", "parameter_gradient_norm", "qk_to_v_gradient"]))
+        for index in range(2):
+            window.block(block_key(index), BlockObservation(sample(index)))
+            window.attention(attention_key(index), attention(index))
+        window.gradient(block_key(1), torch.ones(3))
+        known = {"parameter_gradient_norm": "probe runs no backward", "layer.0.attention/qk_to_v_gradient": "it was checkpointed"}
+        assert window.launch(0, sites_of(2, 2), known).snapshot().missing == known | {
+            "layer.0/gradient_norm": "no gradient came while the window was open",
+            "qk_to_v_gradient": "no gradient came while the window was open",
+        }
+
     def test_a_zero_gradient_is_a_reading(self) -> None:
         window = Window(MEASURED)
         window.gradient(block_key(0), torch.zeros(3))
