@@ -30,8 +30,8 @@ def text_table(snapshot: Snapshot) -> str:
     >>> sites = (Site("blocks.0", "block", 0), Site("blocks.1", "block", 1))
     >>> print(text_table(Snapshot(7, sites, {"token_similarity": (0.25, 0.9996)}, {}, attainable_rank=(64, 64), tokens=(64.0, 64.0))))
     step 7
-      block          token
-                similarity
+                     token
+      block     similarity
     0 blocks.0      0.2500
     1 blocks.1      0.9996
     64 tokens of each sequence were measured: a rank read from 64 tokens cannot exceed 64.
@@ -55,7 +55,7 @@ def compare_text(left: Snapshot, right: Snapshot, titles: tuple[str, str] = ("le
     columns = [name for name in COLUMNS if name in left.metrics and name in right.metrics]
     if len(left.block_sites) != len(right.block_sites):
         return f"{titles[0]}\n{text_table(left)}\n\n{titles[1]}\n{text_table(right)}"
-    heading = [["", ""], ["block", ""], *([*name.split("_", 1), title] for name in columns for title in titles)]
+    heading = [[""], ["block"], *([*name.split("_", 1), title] for name in columns for title in titles)]
     pairs = [(_column(left, name), _column(right, name)) for name in columns]
     rows = [
         [str(index), _short(site.name), *(side[index] for pair in pairs for side in pair)] for index, site in enumerate(left.block_sites)
@@ -94,12 +94,8 @@ def _column(snapshot: Snapshot, metric: str) -> list[str]:
 def _aligned(heading: Sequence[Sequence[str]], rows: Sequence[Sequence[str]]) -> Iterable[str]:
     """Text to the left, numbers to the right; headings of several lines."""
     height = max(map(len, heading))
-    lines = [[column[line] if line < len(column) else "" for column in heading] for line in range(height)]
-    # A short heading stands on the last line, beside the numbers; the block's on the first.
-    for index, column in enumerate(heading[2:], start=2):
-        padded = [""] * (height - len(column)) + list(column)
-        for line in range(height):
-            lines[line][index] = padded[line]
+    # A short heading stands on the last line, next to the numbers.
+    lines = [list(line) for line in zip(*([""] * (height - len(column)) + list(column) for column in heading), strict=True)]
     widths = [max(len(row[index]) for row in [*lines, *rows]) for index in range(len(heading))]
     for row in [*lines, *rows]:
         cells = [
