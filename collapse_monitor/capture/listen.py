@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
@@ -37,6 +38,7 @@ class Listening(Reader, TorchFunctionMode):
         Reader.__init__(self, sampler, receiver, gradients, fault)
         TorchFunctionMode.__init__(self)
         self.recording = True
+        self._begun = False  # what happens before the model or a part of it is called is no forward
         self._plan = plan
         self._names = {id(module): name for name, module in model.named_modules() if name in plan.frames}
         self._stack: list[tuple[str, int]] = [("", -1)]
@@ -90,6 +92,8 @@ class Listening(Reader, TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if not self._begun or torch.compiler.is_compiling():
+            return func(*args, **kwargs)
         function = bare_name(func)
         if function in BACKWARD:
             self.at_backward()
@@ -114,6 +118,7 @@ class Listening(Reader, TorchFunctionMode):
         """Forward pre-hook."""
         if not self.recording:
             return
+        self._begun = True
         name = self._names[id(module)]
         frame = (name, self._calls[name])
         self._calls[name] += 1

@@ -32,7 +32,10 @@ def exact() -> Iterator[None]:
 
 
 class Reader:
-    """Makes observations and hands them to the receiver. Nothing that fails in here reaches the model's forward or backward."""
+    """Makes observations and hands them to the receiver. Nothing that fails in here reaches the model's forward or backward.
+
+    What it computes is hidden from function modes: its own, another monitor's, the user's.
+    """
 
     def __init__(self, sampler: Sampler, receiver: Receiver, gradients: GradientHooks, fault: Fault) -> None:
         self.sampler, self.receiver, self._gradients, self._fault = sampler, receiver, gradients, fault
@@ -43,7 +46,7 @@ class Reader:
         """Run `read` without gradients and autocast; report what it raises."""
         started = time.perf_counter()
         try:
-            with torch.no_grad(), exact():
+            with torch._C.DisableTorchFunction(), torch.no_grad(), exact():
                 read(*args)
         except Exception as error:
             self._fault(what, error)

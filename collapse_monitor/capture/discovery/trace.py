@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
@@ -38,6 +39,7 @@ class Trace(TorchFunctionMode):
         super().__init__()
         self.graph = Graph()
         self.recording = True
+        self._begun = False  # what happens before the model or a part of it is called is no forward
         self._listener, self._fault = listener, fault
         self._names = {id(module): name for name, module in model.named_modules()}
         self._static = {id(tensor): name for name, tensor in (*model.named_parameters(), *model.named_buffers())}
@@ -53,6 +55,8 @@ class Trace(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if not self._begun or torch.compiler.is_compiling():
+            return func(*args, **kwargs)
         if bare_name(func) in BACKWARD:
             self._listener.at_backward()
         if not self.recording:
@@ -133,6 +137,7 @@ class Trace(TorchFunctionMode):
         """Forward pre-hook."""
         if not self.recording:
             return
+        self._begun = True
         try:
             name = self._names[id(module)]
             frame = Frame(
@@ -174,7 +179,8 @@ class Trace(TorchFunctionMode):
         """Our own torch calls must not be recorded."""
         self.recording = False
         try:
-            listener(*args)
+            with torch._C.DisableTorchFunction():
+                listener(*args)
         finally:
             self.recording = True
 
