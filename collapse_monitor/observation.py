@@ -5,12 +5,14 @@ Every tensor here is detached. Sample tensors own their memory: the model may ov
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
-
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+from collapse_monitor.metrics import Reads
 
 Key = tuple[object, ...]
 """Address of an execution within one forward. Equal between windows as long as the model runs the same way."""
@@ -53,6 +55,20 @@ class AttentionObservation:
     query_index: Int[Tensor, "*sequence query"] | None = None
     same_rows: object = None
     cross: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class WeightObservation:
+    """The weights that make q, k and v of one attention, laid out as in `nn.Linear`; views of parameters, not to be changed or kept.
+
+    With grouped queries the rows of a key or value head stand once for each of its queries. `unknown` says, by what a metric reads,
+    why it cannot be read here.
+    """
+
+    query: Float[Tensor, "head head_dim dim"] | None = None
+    key: Float[Tensor, "head head_dim dim_k"] | None = None
+    value: Float[Tensor, "head value_dim dim_v"] | None = None
+    unknown: Mapping[Reads, str] = field(default_factory=dict)
 
 
 class Receiver(Protocol):

@@ -43,6 +43,47 @@ class BlockPlan:
     missing: str = ""
 
 
+Strides = tuple[tuple[int, int], ...]
+"""(size, stride) of nested loops over the elements of a contiguous parameter, outermost first; empty for a single place."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightSlice:
+    """A part of one parameter as [head, row, column]: column is the input feature. `shape` is that of the whole parameter."""
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+    head: Strides
+    row: Strides
+    column: Strides
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """`scale` times a product of weights, the one nearest to the attention first."""
+
+    scale: float
+    factors: tuple[WeightSlice, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """What multiplies the stream, per head: a sum of terms, all of which read the same features."""
+
+    terms: tuple[Term, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Projections:
+    """What made q, k and v: one projection, or one for each head that runs apart; `reasons` says by role why one is not known."""
+
+    query: tuple[Projection, ...] = ()
+    key: tuple[Projection, ...] = ()
+    value: tuple[Projection, ...] = ()
+    reasons: tuple[tuple[str, str], ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
     """Where an attention's distribution, its q and v, and the addition of its result are found.
@@ -62,7 +103,7 @@ class AttentionPlan:
     value: tuple[Place, int] | None = None
     branch: tuple[Place, int, bool] | None = None
     block: Key | None = None
-    weights: tuple[tuple[str, ...], tuple[str, ...]] | None = None  # parameters that made q, and v
+    projections: Projections = Projections()
     missing: str = ""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
@@ -18,7 +18,8 @@ from collapse_monitor.capture.listen import Listening
 from collapse_monitor.capture.plan import Plan
 from collapse_monitor.capture.sampling import Sampler
 from collapse_monitor.capture.selection import Selection
-from collapse_monitor.observation import Key, Receiver
+from collapse_monitor.capture.weights import Unreadable, read_weights, reasons_against, row_gradients
+from collapse_monitor.observation import Key, Receiver, WeightObservation
 from collapse_monitor.records import Site
 
 
@@ -62,6 +63,7 @@ class Observed:
             self._reader = Listening(model, plan, sampler, receiver, self._gradients, fault)
         self._reader.at_backward = self._backward_begins
         self._modes, self._listening = ExitStack(), ExitStack()
+        self._unreadable: dict[Key, str] = {}
         self._finished = False
         self._top: set[int] = set()
 
@@ -156,7 +158,27 @@ class Observed:
                 of_blocks[keys[block.site]] = [p.grad for p in parameters if p.grad is not None]
         of_weights: dict[Key, tuple[list[Tensor], list[Tensor]]] = {}
         for attention in self.plan.attentions:
-            if attention.site in keys and attention.weights is not None:
-                query, value = ([self._model.get_parameter(name).grad for name in names] for names in attention.weights)
-                of_weights[keys[attention.site]] = ([g for g in query if g is not None], [g for g in value if g is not None])
+            if attention.site in keys and attention.projections.query and attention.projections.value:
+                sides = (attention.projections.query, attention.projections.value)
+                try:
+                    query, value = (row_gradients(self._model, side, lambda parameter: parameter.grad) for side in sides)
+                except Unreadable as reason:
+                    self._unreadable[keys[attention.site]] = str(reason)
+                else:
+                    of_weights[keys[attention.site]] = (query, value)
         return of_blocks, of_weights
+
+    def weights(self) -> Iterator[tuple[Key, WeightObservation]]:
+        """The weights that made q, k and v of every attention of this window, one attention after the other."""
+        keys = {site: key for key, site in self.sites.items()}
+        for attention in self.plan.attentions if self.plan is not None else ():
+            if attention.site in keys:
+                yield keys[attention.site], read_weights(self._model, attention.projections)
+
+    @property
+    def unknown_weights(self) -> dict[Key, str]:
+        """Attentions for which it is not known which weights made q and v, or cannot be read, and why."""
+        keys = {site: key for key, site in self.sites.items()}
+        plans = [plan for plan in (self.plan.attentions if self.plan is not None else ()) if plan.site in keys]
+        reasons = {keys[plan.site]: reasons_against(plan.projections).get("qv_weight_gradient") for plan in plans}
+        return {**{key: reason for key, reason in reasons.items() if reason is not None}, **self._unreadable}

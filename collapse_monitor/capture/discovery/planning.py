@@ -12,8 +12,9 @@ from collapse_monitor.capture.discovery.blocks import FoundBlock, find_blocks
 from collapse_monitor.capture.discovery.events import FUSED, Event
 from collapse_monitor.capture.discovery.graph import Frame, Graph, Operation, Value
 from collapse_monitor.capture.discovery.products import PRODUCTS
+from collapse_monitor.capture.discovery.projections import ProjectionFinder
 from collapse_monitor.capture.discovery.semantics import SOFTMAXES
-from collapse_monitor.capture.discovery.sites import FoundSite, find_attention, find_mixers, is_cross, projection_weights
+from collapse_monitor.capture.discovery.sites import FoundSite, find_attention, find_mixers, is_cross
 from collapse_monitor.capture.discovery.streams import ADDITIONS, input_value, joins, layout_of, output_value, token_label
 from collapse_monitor.capture.discovery.tree import ModuleTree, canonical
 from collapse_monitor.capture.plan import AttentionPlan, BlockPlan, Kind, Place, Plan
@@ -60,10 +61,11 @@ def make_plan(graph: Graph, events: list[Event], model: nn.Module, causal: dict[
         (_block_plan(index, block, output, given, places, events, names), output, given) for index, (block, output, given) in enumerate(streams)
     ]
     keys = {id(block): plan.key for (block, _, _), (plan, _, _) in zip(streams, block_plans, strict=True)}
+    projections = ProjectionFinder(graph, (name for name, _ in model.named_parameters()))
     attention_plans = []
     for site, addition, to_stream in attentions:
         layer = next((index for index, (block, _, _) in enumerate(streams) if site in block.sites), None)
-        plan = _attention_plan(graph, site, layer, addition, to_stream, places, causal, names)
+        plan = _attention_plan(graph, site, layer, addition, to_stream, places, causal, names, projections)
         stream: Value | None = None
         if layer is not None:
             plan = replace(plan, block=keys[id(streams[layer][0])])
@@ -201,6 +203,7 @@ def _attention_plan(
     places: Places,
     causal: dict[int, bool],
     names: dict[int, str],
+    projections: ProjectionFinder,
 ) -> AttentionPlan:
     event = site.first
     heads = len(site.events) if site.parallel_heads else event.heads
@@ -232,7 +235,7 @@ def _attention_plan(
         query,
         value,
         branch,
-        weights=_weights(event),
+        projections=projections.of(site),
     )
 
 
@@ -241,11 +244,3 @@ def _operand(operation: Operation | None, value: Value | None, places: Places) -
     if operation is None or product is None or value is None:
         return None
     return places.of_operation(operation), 0 if product.left is value else 1
-
-
-def _weights(event: Event) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-    """Names of the parameters q and v were projected with; None where one weight made both."""
-    if event.value is None:
-        return None
-    query, value = projection_weights(event.query), projection_weights(event.value)
-    return (query, value) if query and value and not set(query) & set(value) else None

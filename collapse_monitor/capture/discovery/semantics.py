@@ -33,6 +33,11 @@ REDUCTIONS = frozenset(
     "sum mean amax amin max min logsumexp prod var std norm vector_norm nansum median all any argmax argmin var_mean std_mean nanmean".split()
 )
 SOFTMAXES = frozenset("softmax _safe_softmax _softmax gumbel_softmax softmax_".split())
+SUMS = frozenset("add __add__ __radd__ __iadd__ add_ addcmul".split())
+DIFFERENCES = frozenset("sub __sub__ __rsub__ __isub__ sub_ subtract rsub".split())
+SCALINGS = frozenset("mul __mul__ __rmul__ __imul__ mul_ multiply".split())
+QUOTIENTS = frozenset("div __truediv__ __itruediv__ div_ true_divide divide".split())
+NEGATIONS = frozenset("neg negative neg_ __neg__".split())
 
 
 def bare_name(function: Callable[..., Any]) -> str:

@@ -203,20 +203,3 @@ def _older_sources(graph: Graph, value: Value, start: int) -> frozenset[int]:
                     break
         todo.extend(operation.inputs)
     return frozenset(sources)
-
-
-def projection_weights(value: Value) -> tuple[str, ...]:
-    """Names of the parameters in the last projection before the value."""
-    projection = _last_projection(value)
-    if projection is None or projection.product is None:
-        return ()
-    product = projection.product
-    weight = product.right if product.right.static else product.left
-    todo, names = [weight], []
-    while todo and len(names) < 4:
-        current = todo.pop()
-        if current.parameter is not None:
-            names.append(current.parameter)
-        elif current.producer is not None:
-            todo.extend(current.producer.inputs)
-    return tuple(names)

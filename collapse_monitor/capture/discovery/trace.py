@@ -13,8 +13,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from collapse_monitor.capture.discovery.axes import Splits, fresh_axes
-from collapse_monitor.capture.discovery.graph import Frame, Graph, Operation, Value
-from collapse_monitor.capture.discovery.semantics import Call, bare_name, describe
+from collapse_monitor.capture.discovery.graph import Frame, Given, Graph, Operation, Value
+from collapse_monitor.capture.discovery.movement import MOVEMENTS
+from collapse_monitor.capture.discovery.semantics import DIFFERENCES, NEGATIONS, QUOTIENTS, SCALINGS, SUMS, Call, bare_name, describe
 from collapse_monitor.capture.reading import BACKWARD
 from collapse_monitor.capture.rows.mha import transparent_multi_head_attention
 from collapse_monitor.capture.tensors import leaves
@@ -97,6 +98,8 @@ class Trace(TorchFunctionMode):
             self._fault(error)
             labels, product, axes = [fresh_axes(shape) for shape in call.shapes], None, ()
         operation = Operation(len(self.graph.operations), name, self._stack[-1], tuple(inputs), product=product, axes=axes)
+        if name in _REPEATABLE:
+            operation.given = Given(func, *(_with_values(part, held) for part in (args, kwargs)))
         operation.ancestry = 1 << operation.index
         for value in inputs:
             value.consumers.append(operation)
@@ -123,6 +126,7 @@ class Trace(TorchFunctionMode):
             static = name is not None or isinstance(tensor, nn.Parameter)
             value = self._new(tensor, fresh_axes(_shape(tensor)), static)
             value.parameter = name
+            value.outside = not static and (tensor.is_floating_point() or tensor.is_complex())
         return value
 
     def _new(self, tensor: Tensor, labels: Any, static: bool) -> Value:
@@ -190,6 +194,9 @@ class Trace(TorchFunctionMode):
         return len(self._stack) - 1
 
 
+_REPEATABLE = MOVEMENTS | SUMS | DIFFERENCES | SCALINGS | QUOTIENTS | NEGATIONS | {"addmm", "baddbmm"}
+"""Functions whose call is kept, to follow single elements back through them."""
+
 _RAGGED = 1_000_003
 """Stands for the size of a ragged axis: a prime, so that views cannot split it."""
 
@@ -202,6 +209,16 @@ def _shape(tensor: Tensor) -> tuple[int, ...]:
         except Exception:
             sizes.append(_RAGGED)
     return tuple(sizes)
+
+
+def _with_values(structure: Any, held: Mapping[int, Value]) -> Any:
+    """The structure with every tensor replaced by its value: a record must not keep tensors alive."""
+    if isinstance(structure, Tensor):
+        return held.get(id(structure))
+    if isinstance(structure, tuple | list):
+        items = [_with_values(item, held) for item in structure]
+        return items if isinstance(structure, list) else tuple(items)
+    return {key: _with_values(item, held) for key, item in structure.items()} if isinstance(structure, dict) else structure
 
 
 def _changed_in_place(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
