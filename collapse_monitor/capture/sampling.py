@@ -52,7 +52,11 @@ def counted(sample: TokenSample) -> Float[Tensor, "sequence token dim"]:
 
 @dataclass(slots=True, eq=False)
 class Sampler:
-    """Picks samples for one window; index tensors are made once per shape. None means all."""
+    """Picks samples for one window; index tensors are made once per shape. None means all.
+
+    Raises:
+        ValueError: a limit is not a positive whole number.
+    """
 
     max_sequences: int | None = 4
     max_tokens: int | None = 64
@@ -60,6 +64,12 @@ class Sampler:
     masks: list[Bool[Tensor, "batch token"]] = field(default_factory=list)
     _indices: dict[tuple[object, ...], Tensor] = field(default_factory=dict)
     _positions_of: dict[tuple[int, int | None], tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("max_sequences", "max_tokens", "max_queries"):
+            limit = getattr(self, name)
+            if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
+                raise ValueError(f"{name}={limit!r}: give a number of at least 1, or None to read all of them")
 
     def begin(self) -> None:
         """Forget the masks of the last window; indices per shape are kept."""
