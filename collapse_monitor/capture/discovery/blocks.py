@@ -90,17 +90,8 @@ def _hybrid_members(names: set[str], sites: list[FoundSite], tree: ModuleTree, r
         if attention > _PURE_SHARE * max(1, sum(tree.weight(child) for child in bearing)):
             continue
         total = sum(tree.weight(child) for child in members)
-        added |= {child for child in others if _carries(child, runs) and tree.children(child) and tree.weight(child) >= _HYBRID_SHARE * total}
+        added |= {child for child in others if runs.keeps_shape(child) and tree.children(child) and tree.weight(child) >= _HYBRID_SHARE * total}
     return added
-
-
-def _carries(name: str, runs: Runs) -> bool:
-    """Whether the module returns something shaped like what it was given."""
-    for frame in runs.frames[name]:
-        given = {value.shape for value in frame.inputs if not value.static and len(value.shape) >= 2}
-        if not any(value.shape in given for _, value in frame.outputs):
-            return False
-    return bool(runs.frames[name])
 
 
 def _skipped(names: set[str], tree: ModuleTree, runs: Runs) -> set[str]:
@@ -173,16 +164,27 @@ def _without_attention(tree: ModuleTree, runs: Runs) -> set[str]:
         classes = Counter(tree.class_of(child) for child in members)
         if len(members) < 2 or len(classes) != 1 or not runs.in_series(members):
             continue
-        if all(_carries(child, runs) and tree.children(child) for child in members):
+        if all(runs.keeps_shape(child) and tree.children(child) for child in members):
             found |= set(members)
         else:
             reshaping |= set(classes)
     found = {name for name in found if tree.class_of(name) not in reshaping}
-    inner = {name for name in found if any(name.startswith(other + ".") for other in found)}
-    for outer in found - inner:
-        below = {name for name in inner if name.startswith(outer + ".")}
-        if below and sum(tree.weight(name) for name in below) >= _DESCEND_SHARE * tree.weight(outer):
-            found.discard(outer)
+    return _as_deep_as_the_weights(found, tree)
+
+
+def _as_deep_as_the_weights(found: set[str], tree: ModuleTree) -> set[str]:
+    """Of nested units those that hold most of the weights of what is around them."""
+    chosen: set[str] = set()
+    level = _outermost(found)
+    while level:
+        outer = level.pop()
+        inner = _outermost({name for name in found if name.startswith(outer + ".")})
+        if inner and sum(tree.weight(name) for name in inner) >= _DESCEND_SHARE * tree.weight(outer):
+            level |= inner
         else:
-            found -= below
-    return found
+            chosen.add(outer)
+    return chosen
+
+
+def _outermost(names: set[str]) -> set[str]:
+    return {name for name in names if not any(name.startswith(other + ".") for other in names)}

@@ -10,10 +10,11 @@ from collapse_monitor.capture.discovery.graph import Frame, Graph
 from collapse_monitor.capture.discovery.sites import FoundSite
 from collapse_monitor.capture.discovery.tree import ModuleTree, parent_of, prefixes
 
-UNIFORM, REPEATED, MEMBER, NUMBERED, BARE, LOOPED, PARENT = range(1, 8)
+UNIFORM, REPEATED, MEMBER, STAGE, NUMBERED, BARE, LOOPED, PARENT = range(1, 9)
 """How a candidate repeats, best first. UNIFORM: all running members of a container hold attention and are of one class.
-REPEATED: two of them do. MEMBER: one does. NUMBERED: attributes alike but for digits. BARE: a member that is itself the attention.
-LOOPED: one module called again and again. PARENT: nothing repeats, the caller of the attention."""
+REPEATED: two of them do. MEMBER: one does. STAGE: as UNIFORM or REPEATED, but most of them return another shape than they were given.
+NUMBERED: attributes alike but for digits. BARE: a member that is itself the attention. LOOPED: one module called again and again.
+PARENT: nothing repeats, the caller of the attention."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,14 @@ class Runs:
                     return True
         return False
 
+    def keeps_shape(self, name: str) -> bool:
+        """Whether every call of the module returned something shaped like what it was given."""
+        for frame in self.frames[name]:
+            given = {value.shape for value in frame.inputs if not value.static and len(value.shape) >= 2}
+            if not any(value.shape in given for _, value in frame.outputs):
+                return False
+        return bool(self.frames[name])
+
     def in_series(self, members: list[str]) -> bool:
         """Whether some member works on what an earlier one made."""
         ordered = sorted((name for name in members if self.ran(name)), key=self.start)
@@ -89,9 +98,12 @@ def _membership(name: str, parent: str, tree: ModuleTree, runs: Runs) -> int | N
     if not runs.in_series(bearing) and not all(_adds_residual(child, runs) for child in bearing):
         return None
     alike = [child for child in bearing if tree.class_of(child) is tree.class_of(name)]
-    if len(alike) == len(members):
-        return UNIFORM
-    return REPEATED if len(alike) >= 2 else MEMBER
+    if len(alike) < 2 and len(members) > 1:
+        return MEMBER
+    called = [child for child in alike if runs.frames[child]]
+    if 2 * sum(runs.keeps_shape(child) for child in called) < len(called):
+        return STAGE
+    return UNIFORM if len(alike) == len(members) else REPEATED
 
 
 def _adds_residual(name: str, runs: Runs) -> bool:

@@ -102,7 +102,9 @@ def _written(operation: Operation) -> Event | None:
     query_axis = _query_axis(weights, axis, contraction.left_made if left else contraction.right_made)
     rest = [label for position, label in enumerate(weights.labels) if position not in (axis, query_axis)]
     contracted = contraction.left_contracted if left else contraction.right_contracted
-    folding = folding_of(tuple(rest), any(is_feature(query.labels[position]) for position in contracted))
+    other = contraction.right_contracted if left else contraction.left_contracted
+    channels = [query.labels[position] for position in contracted] + [key.labels[position] for position in other]
+    folding = folding_of(tuple(rest), any(is_feature(label) for label in channels))
     return Event(
         operation,
         "exp" if exponential else "softmax",
@@ -248,6 +250,8 @@ def folding_of(labels: tuple[Label, ...], channels_known: bool) -> Folding:
         if sequences:
             sequences[0][1] = -1
         leading.append(tuple((str(role), int(str(size))) for role, size in factors) or (("sequence", -1),))  # type: ignore[misc]
+    if len(leading) >= 2 and {role for role, _ in leading[-1]} == {"head", "sequence"}:
+        leading[-1] = (("head", math.prod(atom.size for atom in labels[-1])),)
     if not channels_known and len(leading) >= 2 and not any(role == "head" for axis in leading for role, _ in axis):
         leading[-1] = (("head", math.prod(atom.size for atom in labels[-1])),)
     return Folding(tuple(leading))

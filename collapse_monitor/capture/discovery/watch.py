@@ -249,7 +249,7 @@ def _operands(event: Event) -> list[tuple[int, str, int]]:
 
 
 def _looks_causal(observation: AttentionObservation) -> Tensor:
-    """No query looks past its own position; the sequences are aligned at their ends."""
+    """No query looks past its own position, though some could; the sequences are aligned at their ends."""
     weights, rows = observation.weights, observation.query_index
     keys = weights.shape[-1]
     queries = observation.same_rows[0] if isinstance(observation.same_rows, tuple) else keys
@@ -258,4 +258,4 @@ def _looks_causal(observation: AttentionObservation) -> Tensor:
     position = torch.arange(keys, device=weights.device)
     later = position > (rows[..., None] + shift)
     later = later if rows.ndim == 1 else later[:, None]
-    return ((weights > 0) & later).any().logical_not() & torch.tensor(int(queries) > 1 and keys > 1, device=weights.device)
+    return later.any() & ((weights > 0) & later).any().logical_not() & torch.tensor(int(queries) > 1, device=weights.device)
