@@ -55,7 +55,7 @@ def compare_text(left: Snapshot, right: Snapshot, titles: tuple[str, str] = ("le
     columns = [name for name in COLUMNS if name in left.metrics and name in right.metrics]
     if len(left.block_sites) != len(right.block_sites):
         return f"{titles[0]}\n{text_table(left)}\n\n{titles[1]}\n{text_table(right)}"
-    heading = [[""], ["block"], *([*name.split("_", 1), title] for name in columns for title in titles)]
+    heading = [[""], ["block"], *([*name.rsplit("_", 1), title] for name in columns for title in titles)]
     pairs = [(_column(left, name), _column(right, name)) for name in columns]
     rows = [
         [str(index), _short(site.name), *(side[index] for pair in pairs for side in pair)] for index, site in enumerate(left.block_sites)
@@ -73,7 +73,7 @@ def _columns(snapshot: Snapshot) -> list[str]:
 
 
 def _heading(snapshot: Snapshot) -> list[list[str]]:
-    return [[""], ["block"], *(name.split("_", 1) for name in _columns(snapshot))]
+    return [[""], ["block"], *(name.rsplit("_", 1) for name in _columns(snapshot))]
 
 
 def _body(snapshot: Snapshot) -> list[list[str]]:
