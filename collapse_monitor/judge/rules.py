@@ -34,6 +34,8 @@ def resolve_rules(rules: Sequence[Rule | str]) -> tuple[Rule, ...]:
     >>> [name_of(rule) for rule in resolve_rules(["oversmoothing"])]
     ['oversmoothing']
     """
+    if isinstance(rules, str):
+        raise ValueError(f"rules={rules!r}: give a list, as in rules=[{rules!r}]")
     resolved = tuple(rule if callable(rule) else _named(rule) for rule in rules)
     names = [name_of(rule) for rule in resolved]
     repeated = sorted({name for name in names if names.count(name) > 1})

@@ -218,6 +218,11 @@ def test_unknown_rules_are_refused(rule: str, message: str) -> None:
         Judge([rule])
 
 
+def test_a_name_alone_is_no_list_of_rules() -> None:
+    with pytest.raises(ValueError, match=r"rules='oversmoothing': give a list, as in rules=\['oversmoothing'\]"):
+        Judge("oversmoothing")
+
+
 def test_two_rules_of_one_name_are_refused() -> None:
     with pytest.raises(ValueError, match="Two rules are named 'script'"):
         Judge([Script("f"), Script("f")])
