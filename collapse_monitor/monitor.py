@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 
 from collapse_monitor.capture.plan import Plan
@@ -18,10 +17,11 @@ from collapse_monitor.capture.selection import Selection
 from collapse_monitor.capture.probe import Probed, undisturbed
 from collapse_monitor.capture.window import Observed
 from collapse_monitor.judge import DEFAULT_RULES, Judge
-from collapse_monitor.measure import Pending, PooledFeatures, Window, read_scalars
+from collapse_monitor.ledger import Ledger
+from collapse_monitor.measure import PooledFeatures, Window
 from collapse_monitor.metrics import DEFAULT_METRICS, Metric, select, validate
 from collapse_monitor.records import Alert, Finding, Site, Snapshot
-from collapse_monitor.report import Sinks, headlines
+from collapse_monitor.report import Sinks
 from collapse_monitor.schedule import Schedule
 
 logger = logging.getLogger("collapse_monitor")
@@ -86,67 +86,90 @@ class Monitor:
         self._metrics = select(metrics)
         for metric in self._metrics:
             validate(metric)
-        self._judge = Judge(rules, mute)
-        self._sinks = Sinks(sinks)
+        self._strict = on_error == "raise"
+        self._ledger = Ledger(Judge(rules, mute), Sinks(sinks), self.schedule, ranks == "all", self._strict)
         self._sampler = Sampler(max_sequences, max_tokens, max_queries)
-        self._ranks, self._on_error = ranks, on_error
         self._plan: Plan | None = None
         self._features = PooledFeatures()
-        self._pending: Pending | None = None
-        self._latest: Snapshot | None = None
-        self._context: dict[str, Any] = {}
-        self._written: int | None = None
-        self._said: set[str] = set()
         self._open = self._closed = False
         self._observed: Observed | Probed | None = None
+        self._scale_left: dict[int, float] = {}
 
     # -- watching
 
-    def observe(self, step: int, loss_scale: float = 1.0) -> AbstractContextManager[None]:
+    def observe(
+        self,
+        step: int,
+        loss_scale: float | Callable[[], float] = 1.0,
+        *,
+        redirected: bool = False,
+        rerun: Callable[[], object] | None = None,
+    ) -> AbstractContextManager[None]:
         """A context around forward and, for gradient readings, backward. Hooks exist only in here, only on sampled steps.
 
         Args:
             step: the number under which the readings are logged; use the one your loss is logged with.
-            loss_scale: the factor the loss is multiplied with before backward (mixed precision); divided out of gradients.
+            loss_scale: the factor the loss is multiplied with before backward (mixed precision); divided out of gradients. A function, such
+                as `scaler.get_scale`, is asked on sampled steps only.
+            redirected: for hosts that send a training step through the model's own call: the first call is that step, not a forward.
+            rerun: for hosts whose whole training step is compiled: that step, uncompiled, to be probed up to the end of the forward.
         """
         if self._closed or self._open:
             return _UNSAMPLED
-        if self._pending is not None and (self._ranks == "all" or self._pending.ready()):
-            self._settle()
-        return self._window(step, loss_scale) if self.schedule.wants(step) else _UNSAMPLED
+        if self._ledger.ripe:
+            self._ledger.settle()
+        return self._window(step, loss_scale, redirected, rerun) if self.schedule.wants(step) else _UNSAMPLED
 
     @contextmanager
-    def _window(self, step: int, loss_scale: float) -> Iterator[None]:
+    def _window(
+        self, step: int, loss_scale: float | Callable[[], float], redirected: bool, rerun: Callable[[], object] | None
+    ) -> Iterator[None]:
         started = time.perf_counter()
         faults: list[BaseException] = []
 
         def fault(what: str, error: BaseException) -> None:
             faults.append(error)
-            self._say(f"{what}: {type(error).__name__}: {error}")
+            self._ledger.say(f"{what}: {type(error).__name__}: {error}")
 
         discovering = self._plan is None
-        self._settle()
-        receiver = Window(self._metrics, self._features, loss_scale)
-        listens = Probed if self._selection.probes(self.model) else Observed
-        observed = listens(self.model, self._plan, self._sampler, receiver, fault, self._selection)
-        self._open, self._observed = True, observed
-        raised = True
+        self._ledger.settle()
+        self._ledger.expect()
+        self._open, self._scale_left = True, {}
+        observed: Observed | Probed | None = None
+        raised: BaseException | None = None
+        scale, own = 1.0, 0.0
         try:
-            with observed:
-                own = time.perf_counter() - started
-                yield
-                raised = False
-                ended = time.perf_counter()
+            try:
+                scale = loss_scale() if callable(loss_scale) else loss_scale
+                receiver = Window(self._metrics, self._features, scale)
+                parts = (self.model, self._plan, self._sampler, receiver, fault, self._selection, redirected)
+                observed = Probed(*parts, rerun) if self._selection.probes(self.model) else Observed(*parts)
+                observed.__enter__()
+            except Exception as error:
+                fault("opening the window", error)
+                if observed is not None:
+                    observed.__exit__(type(error), error, None)
+                    observed = None
+            self._observed = observed
+            own = time.perf_counter() - started
+            yield
+        except BaseException as error:
+            raised = error
+            raise
         finally:
+            ended = time.perf_counter()
             self._open, self._observed = False, None
-            if raised:
-                ended = time.perf_counter()
-            self._after(step, observed, receiver, raised, faults)
-            own += time.perf_counter() - ended + observed.seconds
-            sentence = self.schedule.charge(own, once=discovering)
-            if sentence is not None:
-                logger.info(sentence)
-        if faults and self._on_error == "raise":
+            if observed is not None:
+                try:
+                    observed.__exit__(type(raised) if raised is not None else None, raised, None)
+                    self._evaluate(step, observed, receiver, scale, raised is not None, fault)
+                except Exception as error:
+                    fault(f"evaluating step {step}", error)
+                sentence = self.schedule.charge(own + time.perf_counter() - ended + observed.seconds, once=discovering)
+                if sentence is not None:
+                    logger.info(sentence)
+            raised = None  # its traceback holds this frame
+        if faults and self._strict:
             raise faults[0]
 
     def end_forward(self) -> None:
@@ -154,31 +177,56 @@ class Monitor:
         if self._observed is not None:
             self._observed.end_forward()
 
-    def _after(self, step: int, observed: Observed | Probed, receiver: Window, raised: bool, faults: list[BaseException]) -> None:
+    def unscaled(self, parameters: Iterable[nn.Parameter], loss_scale: float = 1.0) -> None:
+        """Say that the loss scale has been taken off the gradients of these parameters inside the open window, as `scaler.unscale_` does.
+
+        Args:
+            parameters: those of the optimiser that was unscaled.
+            loss_scale: the factor that is left in their gradients.
+        """
+        if self._open:
+            self._scale_left.update((id(parameter), loss_scale) for parameter in parameters)
+
+    @property
+    def observing(self) -> bool:
+        """Whether a sampled step's window is open."""
+        return self._open
+
+    def _evaluate(
+        self, step: int, observed: Observed | Probed, receiver: Window, scale: float, raised: bool, fault: Callable[..., None]
+    ) -> None:
         """The window has closed: start the evaluation and its one copy to the host."""
-        try:
-            if raised and not observed.heard_forward:
-                return
-            problem = self._learn(observed)
-            if problem is not None:
-                self._say(problem)
-                if self._on_error == "raise":
-                    faults.append(ValueError(problem))
-                return
-            missing = dict(observed.missing)
-            if observed.backward_seen:
-                receiver.parameters(*observed.parameter_gradients())
-            else:
-                missing.update(dict.fromkeys(_GRADIENT_READINGS, "backward did not run inside the observed window"))
-            self._pending = receiver.launch(step, observed.sites, missing, notes=observed.notes, source=observed.source)
-            for what, error in receiver.faults:
-                self._say(f"metric {what}: {type(error).__name__}: {error}")
-                faults.append(error)
-            if raised or self._on_error == "raise":
-                self._settle()
-        except Exception as error:
-            faults.append(error)
-            self._say(f"evaluating step {step}: {type(error).__name__}: {error}")
+        if raised and not observed.heard_forward:
+            self.schedule.retract()
+            return
+        problem = self._learn(observed)
+        if problem is not None:
+            if self._strict:
+                raise ValueError(problem)
+            self._ledger.say(problem)
+            return
+        missing = dict(observed.missing)
+        if observed.backward_seen:
+            receiver.parameters(*self._parameter_gradients(observed, scale))
+        else:
+            missing.update(dict.fromkeys(_GRADIENT_READINGS, "backward did not run inside the observed window"))
+        self._ledger.enter(receiver.launch(step, observed.sites, missing, notes=observed.notes, source=observed.source))
+        for what, error in receiver.faults:
+            fault(f"metric {what}", error)
+        if raised or self._strict:
+            self._ledger.settle_own()
+
+    def _parameter_gradients(self, observed: Observed | Probed, scale: float) -> tuple[Any, Any, float]:
+        """The gradients of parameters, and the loss scale that is in them."""
+        left = self._scale_left
+        scales = {left.get(id(p), scale) for p in self.model.parameters() if p.grad is not None} if left else {scale}
+        if len(scales) == 1:
+            return (*observed.parameter_gradients(lambda parameter: parameter.grad), *scales)
+
+        def unscaled(parameter: nn.Parameter) -> Tensor | None:
+            return None if parameter.grad is None else parameter.grad.detach() / left.get(id(parameter), scale)
+
+        return (*observed.parameter_gradients(unscaled), 1.0)
 
     def _learn(self, observed: Observed | Probed) -> str | None:
         """Keep the plan of a first window; a sentence when there is nothing to watch."""
@@ -191,45 +239,20 @@ class Monitor:
             self._plan = observed.plan
         return None
 
-    def _settle(self) -> None:
-        """Turn the pending evaluation into a snapshot; judge it and write it down."""
-        pending, self._pending = self._pending, None
-        if pending is None:
-            return
-        try:
-            snapshot = pending.snapshot(self._ranks == "all").with_context(read_scalars(self._context))
-            self._context = {}
-            self._latest = snapshot
-            if self._written is not None and snapshot.step <= self._written:
-                self._say(f"step {snapshot.step} is not above the last written step {self._written}: measured, not written", kind="order")
-                return
-            self._written = snapshot.step
-            alerts = self._judge.check(snapshot)
-            if not torch.distributed.is_available() or not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
-                self._sinks.write(snapshot, alerts)
-        except Exception as error:
-            self._say(f"settling a step: {type(error).__name__}: {error}")
-            if self._on_error == "raise":
-                raise
-        faults = [*self._judge.faults, *self._sinks.faults]
-        self._judge.faults.clear()
-        self._sinks.faults.clear()
-        for what, error in faults:
-            self._say(f"{what} was switched off: {type(error).__name__}: {error}")
-        if faults and self._on_error == "raise":
-            raise faults[0][1]
-
-    def _say(self, sentence: str, kind: str | None = None) -> None:
-        """One warning for each kind of trouble, however often it comes."""
-        if (kind or sentence) not in self._said:
-            self._said.add(kind or sentence)
-            logger.warning(sentence)
-
     # -- what the user hands in and takes out
 
     def log(self, step: int, **context: float | Tensor) -> None:
         """Numbers of your own beside the readings, such as `train_loss` and `val_loss`; tensors are copied with the next snapshot."""
-        self._context.update({name: value.detach() if isinstance(value, Tensor) else value for name, value in context.items()})
+        self._ledger.log(context)
+
+    def settle(self) -> None:
+        """Wait for the readings of the last sampled step now. With `ranks="all"` every process must call this at the same point."""
+        self._ledger.settle()
+
+    @property
+    def settled(self) -> int:
+        """How many snapshots there have been."""
+        return self._ledger.settled
 
     @property
     def every(self) -> int | None:
@@ -239,24 +262,21 @@ class Monitor:
     @property
     def latest(self) -> Snapshot | None:
         """The last snapshot; waits for its copy from the device."""
-        self._settle()
-        return self._latest
+        return self._ledger.latest
 
     @property
     def alerts(self) -> list[Alert]:
         """All alert events so far, newest last."""
-        self._settle()
-        return list(self._judge.alerts)
+        return self._ledger.alerts
 
     @property
     def findings(self) -> list[Finding]:
         """What is true now."""
-        self._settle()
-        return list(self._judge.findings)
+        return self._ledger.findings
 
     def headlines(self) -> dict[str, float]:
         """The few numbers a run can be steered by, of the last snapshot: nan-free, empty before the first."""
-        return headlines(self._latest) if self._latest is not None else {}
+        return self._ledger.headlines()
 
     @property
     def sites(self) -> tuple[Site, ...]:
@@ -265,26 +285,18 @@ class Monitor:
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint needs, JSON-able, so that a resumed run neither warms up nor fires again."""
-        self._settle()
-        return {"judge": self._judge.state_dict(), "schedule": self.schedule.state_dict(), "written": self._written}
+        return self._ledger.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The inverse of `state_dict`; missing parts are left as they are."""
-        if "judge" in state:
-            self._judge.load_state_dict(state["judge"])
-        if "schedule" in state:
-            self.schedule.load_state_dict(state["schedule"])
-        self._written = state.get("written", self._written)
+        self._ledger.load_state_dict(state)
 
     def close(self) -> None:
         """Settle what is pending and close the sinks. Idempotent."""
         if self._closed:
             return
         self._closed = True
-        try:
-            self._settle()
-        finally:
-            self._sinks.close()
+        self._ledger.close()
 
     def __enter__(self) -> Monitor:
         return self

@@ -21,6 +21,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"observation"}),
     frozenset({"capture", "measure", "judge", "remedies"}),
     frozenset({"report", "schedule"}),
+    frozenset({"ledger"}),
     frozenset({"monitor"}),
     frozenset({"integrations", "testing"}),
     frozenset({"demo"}),

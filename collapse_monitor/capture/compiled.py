@@ -12,6 +12,8 @@ from typing import Any
 from torch import nn
 
 _DEPTH = 3
+_ENTRIES = ("forward", "training_step")
+"""Where code of a module's own begins; the second is Lightning's."""
 
 
 class CompileCheck:
@@ -52,7 +54,7 @@ def is_compiled(model: nn.Module) -> bool:
     seen: set[int] = set()
     kinds = {type(module) for module in model.modules() if not type(module).__module__.startswith("torch.nn")}
     return any(_is_wrapped(item) for module in model.modules() for item in vars(module).values()) or any(
-        _reaches_wrapped(kind, getattr(kind, "forward", None), seen, _DEPTH) for kind in kinds
+        _reaches_wrapped(kind, getattr(kind, entry, None), seen, _DEPTH) for kind in kinds for entry in _ENTRIES
     )
 
 
@@ -64,15 +66,45 @@ def wrappers_of(model: nn.Module) -> list[nn.Module]:
     return [item for item in gc.get_objects() if type(item) is wrapper and item._modules.get("_orig_mod") is model]
 
 
+def outside_graphs(model: nn.Module) -> tuple[list[nn.Module], list[nn.Module]]:
+    """The modules below the model that run eagerly, and those whose call enters a compiled graph; what runs inside a graph is neither."""
+    eager: list[nn.Module] = []
+    compiled: list[nn.Module] = []
+    kinds: dict[type, bool] = {}
+    waiting = [] if _enters_graph(model, kinds) else list(model.children())
+    seen: set[int] = set()
+    while waiting:
+        module = waiting.pop()
+        if id(module) not in seen:
+            seen.add(id(module))
+            inside = _enters_graph(module, kinds)
+            (compiled if inside else eager).append(module)
+            waiting.extend(() if inside else module.children())
+    return eager, compiled
+
+
+def _enters_graph(module: nn.Module, kinds: dict[type, bool]) -> bool:
+    if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
+        return True
+    kind = type(module)
+    if kind not in kinds:
+        kinds[kind] = any(_reaches_wrapped(kind, getattr(kind, entry, None), set(), _DEPTH) for entry in _ENTRIES)
+    return kinds[kind] or any(_is_wrapped(item) for item in vars(module).values())
+
+
 def _is_wrapped(item: Any) -> bool:
-    return callable(item) and not isinstance(item, nn.Module) and hasattr(item, "_torchdynamo_orig_callable")
+    if not callable(item) or isinstance(item, nn.Module) or not hasattr(item, "_torchdynamo_orig_callable"):
+        return False
+    return not getattr(item, "_torchdynamo_disable", False)  # what is kept out of compilation is wrapped too
 
 
 def _reaches_wrapped(kind: type, function: Any, seen: set[int], depth: int) -> bool:
     """Follow the names a function uses: globals, closures, and attributes of its class."""
     if _is_wrapped(function):
         return True
-    if not isinstance(function, types.FunctionType) or id(function) in seen or depth == 0 or function.__module__.startswith("torch."):
+    if not isinstance(function, types.FunctionType) or id(function) in seen or depth == 0:
+        return False
+    if (function.__module__ or "").startswith("torch."):
         return False
     seen.add(id(function))
     return any(_reaches_wrapped(kind, item, seen, depth - 1) for item in _used(kind, function))

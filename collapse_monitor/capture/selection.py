@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from collapse_monitor.capture.compiled import CompileCheck
+from collapse_monitor.capture.compiled import CompileCheck, outside_graphs
 from collapse_monitor.capture.discovery.tree import canonical
 from collapse_monitor.capture.masks import argument, read_mask
 from collapse_monitor.capture.plan import BlockPlan, Place, Plan
@@ -50,6 +50,13 @@ class Selection:
     def callers(self, model: nn.Module) -> list[nn.Module]:
         """Whose calls are the model's: what `torch.compile` made of it (a hook further in would be compiled), else the model itself."""
         return self._compiled.wrappers or [model]
+
+    def parts(self, model: nn.Module) -> tuple[list[nn.Module], list[nn.Module]]:
+        """What may be called in place of the model, as training steps do that use its parts: eager modules and compiled ones.
+
+        None of them runs inside a compiled graph, where hooks would change what is compiled.
+        """
+        return ([], []) if self._compiled.wrappers else outside_graphs(model)
 
     def token_mask(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
         """True at real tokens, where the user said how to tell.

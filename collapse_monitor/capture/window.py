@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from collapse_monitor.capture.discovery.watch import Discovery
 from collapse_monitor.capture.hooks import GradientHooks, module_hooks
@@ -28,7 +29,7 @@ class Observed:
 
     The forward ends when the model's own call returns, when a top-level part that attends is called a second time, when backward
     begins, or when the context is left. From then on only the gradient hooks on this forward's tensors are alive; they go when
-    the context is left.
+    the context is left. With `redirected` the first call of the model is no forward: a host sends its training step through it.
 
     Attributes:
         plan: what to listen to; found by a first window, given to later ones.
@@ -48,6 +49,7 @@ class Observed:
         receiver: Receiver,
         fault: Callable[[str, BaseException], None],
         selection: Selection,
+        redirected: bool = False,
     ) -> None:
         self.plan = plan
         self.sites: dict[Key, Site] = {}
@@ -62,10 +64,14 @@ class Observed:
         else:
             self._reader = Listening(model, plan, sampler, receiver, self._gradients, fault)
         self._reader.at_backward = self._backward_begins
-        self._modes, self._listening = ExitStack(), ExitStack()
+        self._listening = ExitStack()
         self._unreadable: dict[Key, str] = {}
         self._finished = False
         self._top: set[int] = set()
+        self._redirected = redirected
+        self._no_mask: BaseException | None = None
+        self._masked = False
+        self.at_first_return: Callable[[], None] = lambda: None
 
     @property
     def seconds(self) -> float:
@@ -82,15 +88,18 @@ class Observed:
             # a compiled function the forward reaches must not be compiled anew because of the mode below
             self._listening.enter_context(torch.compiler.set_stance("eager_on_recompile"))
         self._listening.enter_context(module_hooks(modules, self._enter, self._leave))
-        self._modes.enter_context(self._reader.mode)
+        self._reader.mode.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        try:
-            self._modes.close()
-        finally:
-            self.end_forward()
-            self._gradients.remove()
+        leave_mode(self._reader.mode)
+        self.end_forward()
+        self._gradients.remove()
+
+    @property
+    def finished(self) -> bool:
+        """Whether the forward is over."""
+        return self._finished
 
     @property
     def backward_seen(self) -> bool:
@@ -105,26 +114,39 @@ class Observed:
         if self._finished:
             return
         if self._reader.depth == 0:
+            if self._redirected and module is self._model and not self._top:
+                self._redirected = False
+                return
             if id(module) in self._top and module is not self._model and self._reader.attended:
                 self.end_forward()
                 return
-            if not self._top:
-                self._reader.guarded("token_mask", self._mask_tokens, module, args, kwargs)
+            self._mask_tokens(module, args, kwargs)
             self._top.add(id(module))
         self.heard_forward = True
         self._reader.enter(module, args, kwargs)
 
     def _mask_tokens(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        mask = self._selection.token_mask(module, args, kwargs)
-        if mask is not None:
-            self._sampler.masks.append(mask)
+        """Ask each outermost call for the user's mask until one has it."""
+        if self._masked:
+            return
+        try:
+            with torch.no_grad():
+                mask = self._selection.token_mask(module, args, kwargs)
+            self._masked = True
+            if mask is not None:
+                self._sampler.masks.append(mask)
+        except Exception as error:
+            self._no_mask = error
 
     def _leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if self._finished:
             return
-        self._reader.leave(module, args, kwargs, output)
+        if self._reader.depth > 0:
+            self._reader.leave(module, args, kwargs, output)
         if module is self._model:
             self.end_forward()
+        if self._finished or (self._reader.depth == 0 and self._reader.attended):
+            self.at_first_return()
 
     def end_forward(self) -> None:
         """The forward is over: stop listening, work out what was heard. Idempotent."""
@@ -133,8 +155,9 @@ class Observed:
         self._finished = True
         started = time.perf_counter()
         self._listening.close()
-        if torch.overrides._get_current_function_mode() is self._reader.mode:
-            self._modes.close()  # what follows, such as a compiled loss, runs as without us
+        leave_mode(self._reader.mode)  # what follows, such as a compiled loss, runs as without us
+        if self._no_mask is not None and not self._masked:
+            self._fault("token_mask", self._no_mask)
         try:
             with torch.no_grad():
                 plan, self.sites = self._reader.finish()
@@ -146,22 +169,24 @@ class Observed:
             self._fault("reading the forward", error)
         self._seconds += time.perf_counter() - started
 
-    def parameter_gradients(self) -> tuple[dict[Key, list[Tensor]], dict[Key, tuple[list[Tensor], list[Tensor]]]]:
-        """The `.grad` of every block's parameters, and of the weights that made q and v of every attention where known."""
+    def parameter_gradients(
+        self, gradient: Callable[[nn.Parameter], Tensor | None]
+    ) -> tuple[dict[Key, list[Tensor]], dict[Key, tuple[list[Tensor], list[Tensor]]]]:
+        """The gradients of every block's parameters, and of the weights that made q and v of every attention where known."""
         if self.plan is None:
             return {}, {}
         keys = {site: key for key, site in self.sites.items()}
         of_blocks: dict[Key, list[Tensor]] = {}
         for block in self.plan.blocks:
             if block.site in keys and block.module:
-                parameters = self._model.get_submodule(block.module).parameters()
-                of_blocks[keys[block.site]] = [p.grad for p in parameters if p.grad is not None]
+                found = map(gradient, self._model.get_submodule(block.module).parameters())
+                of_blocks[keys[block.site]] = [g for g in found if g is not None]
         of_weights: dict[Key, tuple[list[Tensor], list[Tensor]]] = {}
         for attention in self.plan.attentions:
             if attention.site in keys and attention.projections.query and attention.projections.value:
                 sides = (attention.projections.query, attention.projections.value)
                 try:
-                    query, value = (row_gradients(self._model, side, lambda parameter: parameter.grad) for side in sides)
+                    query, value = (row_gradients(self._model, side, gradient) for side in sides)
                 except Unreadable as reason:
                     self._unreadable[keys[attention.site]] = str(reason)
                 else:
@@ -182,3 +207,14 @@ class Observed:
         plans = [plan for plan in (self.plan.attentions if self.plan is not None else ()) if plan.site in keys]
         reasons = {keys[plan.site]: reasons_against(plan.projections).get("qv_weight_gradient") for plan in plans}
         return {**{key: reason for key, reason in reasons.items() if reason is not None}, **self._unreadable}
+
+
+def leave_mode(mode: TorchFunctionMode) -> None:
+    """Take a function mode off torch's stack, also from below modes of the user's that were entered later and are still open."""
+    if not any(other is mode for other in torch.overrides._get_current_function_mode_stack()):
+        return
+    above = []
+    while (top := torch.overrides._pop_mode()) is not mode:
+        above.append(top)
+    for other in reversed(above):
+        torch.overrides._push_mode(other)
