@@ -27,29 +27,37 @@ class Schedule:
         if isinstance(every, int) and every < 1:
             raise ValueError(f"every={every}: must be at least 1; every=1 samples each step, a large number samples rarely")
         if budget is not None and not 0 < budget <= 1:
-            raise ValueError(f"budget={budget}: the share of training time the monitor may take, between 0 and 1 (0.01 is 1 %), or None for no limit")
+            raise ValueError(
+                f"budget={budget}: the share of training time the monitor may take, between 0 and 1 (0.01 is 1 %), or None for no limit"
+            )
         self._asked, self._budget = every, budget
         self.every: int | None = every if isinstance(every, int) else None
         self._last: int | None = None
         self._spent, self._samples = 0.0, 0
         self._costs: deque[float] = deque(maxlen=_REMEMBERED)
         self._step_times: deque[float] = deque(maxlen=_REMEMBERED)
-        self._previous: tuple[float, bool] | None = None
+        self._mark: tuple[float, int] | None = None  # when the step number in progress was first asked for
+        self._paid = 0.0  # since then, for samples
         self._gap = 1
         self._before: int | None = None
 
     def wants(self, step: int) -> bool:
-        """Whether to sample this step. Call once per step."""
-        now = time.perf_counter()
-        if self._previous is not None and not self._previous[1]:
-            self._step_times.append(now - self._previous[0])
+        """Whether to sample this step. Call once for each of its micro-batches."""
+        self._measure(step, time.perf_counter())
         sampled = self._due(step)
-        if self._previous is not None and self._previous[1] and self._costs:
-            self._step_times.append(max(now - self._previous[0] - self._costs[-1], 0.0))
-        self._previous = (now, sampled)
         if sampled:
             self._before, self._last = self._last, step
         return sampled
+
+    def _measure(self, step: int, now: float) -> None:
+        """Book the time a step takes without what samples cost. Micro-batches of a step are one step; numbers may advance by more than one."""
+        if self._mark is not None:
+            began, before = self._mark
+            if step == before:
+                return
+            if step > before:
+                self._step_times.append(max(now - began - self._paid, 0.0) / (step - before))
+        self._mark, self._paid = (now, step), 0.0
 
     def _due(self, step: int) -> bool:
         anew = self._last is None or step < self._last
@@ -68,6 +76,7 @@ class Schedule:
 
     def charge(self, seconds: float, once: bool = False) -> str | None:
         """Book what a sampled step cost; `once` for what will not come again. A sentence when the interval changes."""
+        self._paid += seconds
         if once:
             return None
         self._spent += seconds
@@ -89,6 +98,13 @@ class Schedule:
                 f"{1e3 * step_time:.1f} ms, and the budget is {self._budget:.1%} of training time (budget=None switches this off)"
             )
         return None
+
+    def charge_late(self, seconds: float) -> None:
+        """Book what the last sample cost after its window: reading its numbers."""
+        self._paid += seconds
+        if self._costs:
+            self._spent += seconds
+            self._costs[-1] += seconds
 
     @property
     def interval(self) -> int:

@@ -152,7 +152,9 @@ def encoder_case(batch_first: bool, norm_first: bool) -> Case:
 
     names = tuple(f"layers.{i}" for i in range(2))
     attentions = tuple(Attends(f"{name}.self_attn", i, HEADS, TOKENS, TOKENS) for i, name in enumerate(names))
-    return Case(_layout("encoder", batch_first, norm_first), lambda: encoder(batch_first, norm_first), call, names, attentions, "", batch_first)
+    return Case(
+        _layout("encoder", batch_first, norm_first), lambda: encoder(batch_first, norm_first), call, names, attentions, "", batch_first
+    )
 
 
 def decoder_case(batch_first: bool, norm_first: bool) -> Case:
@@ -170,7 +172,9 @@ def decoder_case(batch_first: bool, norm_first: bool) -> Case:
             Attends(f"{name}.multihead_attn", i, HEADS, TOKENS, MEMORY, cross=True),
         )
     )
-    return Case(_layout("decoder", batch_first, norm_first), lambda: decoder(batch_first, norm_first), call, names, attentions, "", batch_first)
+    return Case(
+        _layout("decoder", batch_first, norm_first), lambda: decoder(batch_first, norm_first), call, names, attentions, "", batch_first
+    )
 
 
 def _layout(name: str, batch_first: bool, norm_first: bool) -> str:

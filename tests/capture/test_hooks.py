@@ -21,7 +21,14 @@ from collapse_monitor.capture.hooks import GradientHooks, module_hooks, noted_ca
 
 def count(model: nn.Module) -> int:
     """How many hooks of any kind are on the model and its parts."""
-    kinds = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks", "_load_state_dict_pre_hooks")
+    kinds = (
+        "_forward_pre_hooks",
+        "_forward_hooks",
+        "_backward_hooks",
+        "_backward_pre_hooks",
+        "_state_dict_hooks",
+        "_load_state_dict_pre_hooks",
+    )
     flags = ("_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs")
     return sum(len(getattr(module, kind)) for module in model.modules() for kind in (*kinds, *flags))
 

@@ -82,7 +82,9 @@ def test_pure_attention_agrees_with_the_formula(case: Case, wanted: int | None) 
 
 @pytest.mark.zoo
 @pytest.mark.parametrize("wanted", LIMITS)
-@pytest.mark.parametrize(("fused", "training"), [(True, False), (False, False), (False, True)], ids=["fused-eval", "unfused-eval", "unfused-train"])
+@pytest.mark.parametrize(
+    ("fused", "training"), [(True, False), (False, False), (False, True)], ids=["fused-eval", "unfused-eval", "unfused-train"]
+)
 def test_timm_agrees_with_what_enters_its_attention_dropout(fused: bool, training: bool, wanted: int | None) -> None:
     """In train mode a fused kernel hides its rows and draws other dropout masks than the twin: there is nothing to compare with."""
     case = case_named("timm-vit-fused" if fused else "timm-vit-unfused")
