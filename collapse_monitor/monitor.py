@@ -221,7 +221,7 @@ class Monitor:
         left = self._scale_left
         scales = {left.get(id(p), scale) for p in self.model.parameters() if p.grad is not None} if left else {scale}
         if len(scales) == 1:
-            return (*observed.parameter_gradients(lambda parameter: parameter.grad), *scales)
+            return (*observed.parameter_gradients(lambda parameter: parameter.grad), scales.pop())
 
         def unscaled(parameter: nn.Parameter) -> Tensor | None:
             return None if parameter.grad is None else parameter.grad.detach() / left.get(id(parameter), scale)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -107,7 +107,7 @@ class Probed:
             the end of its first forward.
     """
 
-    source = "probe"
+    source: Literal["train", "probe"] = "probe"
 
     def __init__(
         self,

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +39,7 @@ class Observed:
         seconds: host time spent here while the user's code ran.
     """
 
-    source = "train"
+    source: Literal["train", "probe"] = "train"
 
     def __init__(
         self,

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
-import importlib.util
 import logging
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from torch import Tensor, nn
+
+from collapse_monitor.integrations.named import resolve_sinks
+from collapse_monitor.integrations.rerun import repeatable, uncompiled_step
+from collapse_monitor.integrations.steering import Steering
+from collapse_monitor.integrations.trainer import TRAIN_LOSS, VAL_LOSS, logged_step, loss_in, loss_scale, normalisation, scaler_of
 from collapse_monitor.monitor import Monitor
-from collapse_monitor.records import Severity
-from collapse_monitor.report import ConsoleSink, LoggerSink
+from collapse_monitor.report import HEADLINES, ConsoleSink, LoggerSink
 
 logger = logging.getLogger("collapse_monitor")
 
@@ -20,13 +25,14 @@ logger = logging.getLogger("collapse_monitor")
 def _callback_classes() -> tuple[type, ...]:
     """The Callback class of every installed package: an instance of all of them is accepted by each Trainer and each CLI."""
     found: list[type] = []
+    broken: Exception | None = None
     for package in ("lightning.pytorch", "pytorch_lightning"):
         try:
             found.append(importlib.import_module(package).Callback)
-        except ImportError:
-            continue
+        except Exception as error:  # a broken installation of one must not take the other away
+            broken = error
     if not found:
-        raise ImportError("CollapseCallback needs Lightning: pip install pytorch-lightning (or lightning)")
+        raise ImportError("CollapseCallback needs Lightning: pip install pytorch-lightning (or lightning)") from broken
     return tuple(dict.fromkeys(found))
 
 
@@ -35,12 +41,36 @@ if TYPE_CHECKING:
 else:
     _Callback = type("_Callback", _callback_classes(), {})
 
+Hook = TypeVar("Hook", bound=Callable[..., Any])
+
+
+def _harmless(hook: Hook) -> Hook:
+    """A hook in which a fault of ours is one warning, unless `on_error="raise"`."""
+
+    @functools.wraps(hook)
+    def harmless(self: CollapseCallback, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return hook(self, *args, **kwargs)
+        except Exception as error:
+            if self._options["on_error"] == "raise":
+                raise
+            self._say(f"{hook.__name__}: {type(error).__name__}: {error}")
+            return None
+
+    return harmless  # type: ignore[return-value]
+
+
+class _NotTrained(Exception):
+    """Closes a window in which no training step ran."""
+
 
 class CollapseCallback(_Callback):
     """Watches the training of a LightningModule and logs to every logger of the Trainer.
 
-    The arguments are those of `Monitor`; lists of metrics and rules may also hold names, and sinks import paths, so that
-    LightningCLI can build the callback from YAML.
+    The arguments are those of `Monitor`, so that LightningCLI can build the callback from YAML: metrics and rules may be names, sinks
+    import paths or `class_path` with `init_args`. Readings are logged on the x axis of `self.log`, one point per sampled optimiser step,
+    of its first micro batch. `collapse/min_rank`, `collapse/max_similarity` and `collapse/max_logit` can be the `monitor` of EarlyStopping
+    and ModelCheckpoint.
 
     Args:
         every: optimiser steps between samples, or a function `step -> bool`.
@@ -49,7 +79,7 @@ class CollapseCallback(_Callback):
         sites: names of modules to restrict the reading to.
         metrics: Metric records or names; None: all built-in ones.
         rules: rules or names; None: all built-in ones.
-        sinks: sinks beside the Trainer's loggers and the console.
+        sinks: sinks beside the Trainer's loggers and the console. With `fast_dev_run` nothing is written.
         mute: rules that stay silent, such as `oversmoothing` or `oversmoothing:0,3-5`.
         token_mask: keyword of the model call that marks real tokens, or a function of the call.
         max_sequences: how many sequences of a batch are read; None: all.
@@ -59,14 +89,17 @@ class CollapseCallback(_Callback):
         on_error: `warn` or `raise`.
         stop_on: severity (`info`, `warning`, `critical`) of an alert that ends training; all processes decide together.
         checkpoint_on: severity of an alert that saves a checkpoint.
-        preflight: log the table of the first snapshot, which shows the model at initialisation.
+        preflight: print the table of the first snapshot, which shows the model at initialisation.
+
+    Raises:
+        ValueError: an argument is not allowed; the message says what is.
     """
 
     def __init__(
         self,
         every: int | Callable[[int], bool] = 50,
         budget: float | None = 0.01,
-        source: str = "auto",
+        source: Literal["auto", "train", "probe"] = "auto",
         sites: list[Any] | None = None,
         metrics: list[Any] | None = None,
         rules: list[Any] | None = None,
@@ -76,19 +109,17 @@ class CollapseCallback(_Callback):
         max_sequences: int | None = 4,
         max_tokens: int | None = 64,
         max_queries: int | None = 16,
-        ranks: str = "local",
-        on_error: str = "warn",
-        stop_on: str | None = None,
-        checkpoint_on: str | None = None,
+        ranks: Literal["local", "all"] = "local",
+        on_error: Literal["warn", "raise"] = "warn",
+        stop_on: Literal["info", "warning", "critical"] | None = None,
+        checkpoint_on: Literal["info", "warning", "critical"] | None = None,
         preflight: bool = False,
     ) -> None:
         super().__init__()
-        self._every = every
         self._options: dict[str, Any] = {
             "every": every,
             "budget": budget,
             "source": source,
-            "sites": sites,
             "mute": mute or (),
             "token_mask": token_mask,
             "max_sequences": max_sequences,
@@ -96,23 +127,32 @@ class CollapseCallback(_Callback):
             "max_queries": max_queries,
             "ranks": ranks,
             "on_error": on_error,
+            **{name: chosen for name, chosen in (("metrics", metrics), ("rules", rules)) if chosen is not None},
         }
-        for name, chosen in (("metrics", metrics), ("rules", rules)):
-            if chosen is not None:
-                self._options[name] = chosen
-        self._own_sinks = [_imported(sink) for sink in sinks or ()]
-        self._stop_on, self._checkpoint_on = _severity("stop_on", stop_on), _severity("checkpoint_on", checkpoint_on)
+        self._own_sinks = resolve_sinks(sinks or ())
+        Monitor(nn.Identity(), sinks=self._own_sinks, **self._options)  # every mistake shows here, not after hours of loading
+        self._options["sites"] = sites
+        self._steering = Steering(stop_on, checkpoint_on)
         self._preflight = preflight
         self._monitor: Monitor | None = None
         self._window: AbstractContextManager[None] | None = None
-        self._state: dict[str, Any] = {}
-        self._stepped = 0
-        self._step_due = False
-        self._acted = 0
+        self._restored: dict[str, Any] | None = None
+        self._carried: dict[str, Any] = {}
+        self._said: set[str] = set()
+        self._begin({})
+
+    def _begin(self, state: Mapping[str, Any]) -> None:
+        """Forget what belongs to an earlier fit."""
+        self._step: int | None = None
+        self._fresh = self._sampled = self._first_is_read = False
+        self._headlines = dict(state.get("headlines", {}))
+        self._untold = bool(self._headlines)
+        self._settled = 0
+        self._steering.begin(self._monitor)
 
     @property
     def monitor(self) -> Monitor | None:
-        """The monitor of the running fit; None before."""
+        """The monitor of the running or last fit; None before."""
         return self._monitor
 
     @property
@@ -122,138 +162,177 @@ class CollapseCallback(_Callback):
     # -- the life of a fit
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        sinks = [LoggerSink(trainer.loggers), ConsoleSink(), *self._own_sinks]
-        self._monitor = Monitor(pl_module, sinks=sinks, **self._options)
-        self._monitor.load_state_dict(self._state.get("monitor", {}))
-        self._stepped = int(self._state.get("stepped", trainer.global_step))
-        self._acted = len(self._monitor.alerts)
+        self._carried = self.state_dict()
+        sinks = [] if trainer.fast_dev_run else [LoggerSink(trainer.loggers), *self._own_sinks]
+        self._monitor = Monitor(pl_module, sinks=[ConsoleSink(), *sinks], **self._options)
 
+    @_harmless
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Some strategies restore callbacks after `on_fit_start`; here all have."""
+        restored, self._restored = self._restored, None
+        state = restored if restored is not None else self._carried if trainer.global_step > 0 else {}
+        self._preflight_due = self._preflight and not state
+        try:
+            if self._monitor is not None:
+                self._monitor.load_state_dict(state.get("monitor", {}))
+        finally:
+            self._begin(state)
+
+    @_harmless
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        if self._monitor is None:
-            return
         self._close_window()
-        self._step_due = not pl_module.automatic_optimization
-        self._window = self._monitor.observe(self._stepped, _loss_scale(trainer))
-        self._window.__enter__()
+        step = logged_step(trainer)
+        self._fresh, self._sampled = step != self._step, False
+        if self._monitor is None or not self._fresh:
+            return  # a later micro batch of the same optimiser step
+        self._step = step
+        rerun = repeatable(trainer, pl_module, batch, batch_idx)
+        if rerun is None and uncompiled_step(pl_module) is not None:
+            self._say(
+                "training_step is compiled and optimises by hand: it cannot be read. Compile the network in place of the LightningModule"
+            )
+            return
+        scale = functools.partial(loss_scale, trainer, pl_module)
+        window = self._monitor.observe(step, scale, redirected=trainer.model is not pl_module, rerun=rerun)
+        window.__enter__()
+        if self._monitor.observing:
+            self._window, self._sampled = window, True
 
+    @_harmless
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
-        if self._monitor is not None:
+        if self._window is not None and self._monitor is not None:
             self._monitor.end_forward()
 
+    @_harmless
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        self._step_due = True
+        if self._window is None or self._monitor is None:
+            return
+        # The precision plugin has just unscaled this optimiser's gradients, unless the optimiser does so itself (fused ones).
+        if scaler_of(trainer) is not None and not getattr(optimizer, "_step_supports_amp_scaling", False):
+            left = normalisation(trainer, pl_module)
+            self._monitor.unscaled((p for group in optimizer.param_groups for p in group["params"]), left)
         self._close_window()
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         self._close_window()
         if self._monitor is None:
             return
-        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
-        if loss is not None:
-            self._monitor.log(self._stepped, train_loss=loss)
-        self._log_headlines(pl_module)
-        self._act(trainer)
-        if self._step_due:
-            self._stepped += 1
+        if self._sampled:
+            self._note_loss(trainer, pl_module, outputs)
+        if self._step is not None:
+            of_step = {"fresh": self._fresh, "sampled": self._sampled, "exchanged": self._options["ranks"] == "all"}
+            self._steering.act(trainer, self._monitor, self._step, self._options["every"], **of_step)
+        self._tell(trainer, pl_module)
+        self._fresh = self._sampled = False
 
+    @_harmless
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
-        self._close_window()
+        self._close_window(_NotTrained())
 
+    @_harmless
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         self._close_window()
 
+    @_harmless
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        if self._monitor is not None and not trainer.sanity_checking and "val_loss" in trainer.callback_metrics:
-            self._monitor.log(self._stepped, val_loss=trainer.callback_metrics["val_loss"])
+        if self._monitor is not None and trainer.state.fn == "fit" and not trainer.sanity_checking:
+            loss = loss_in(trainer.callback_metrics, VAL_LOSS)  # computed already, and on all processes alike
+            if loss is not None:
+                self._monitor.log(self._step or 0, val_loss=loss)
+
+    @_harmless
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        self._close_window()
+        if self._monitor is not None:
+            self._monitor.settle()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        self._finish(exception)
+        self._restored = None
+        try:
+            self._close_window(exception)
+            if self._monitor is not None:
+                self._monitor.close()
+        except Exception as error:  # the user's own exception is the one to be seen
+            self._say(f"closing after {type(exception).__name__}: {type(error).__name__}: {error}")
 
+    @_harmless
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         self._finish()
 
+    @_harmless
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        self._restored = None  # what `validate` or `test` has loaded is no state to train from
         self._finish()
 
     def state_dict(self) -> dict[str, Any]:
         if self._monitor is None:
-            return dict(self._state)
-        return {"monitor": self._monitor.state_dict(), "stepped": self._stepped}
+            return dict(self._restored or {})
+        return self._collect_state() or {}
+
+    @_harmless
+    def _collect_state(self) -> dict[str, Any]:
+        assert self._monitor is not None
+        return {"monitor": self._monitor.state_dict(), "headlines": dict(self._headlines)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._state = dict(state_dict)
+        self._restored = dict(state_dict)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy, also one in another process, starts where this one is, with a monitor and windows of its own."""
+        return {**self.__dict__, "_restored": self.state_dict() or None, "_monitor": None, "_window": None}
 
     # -- translation
 
-    def _close_window(self, error: BaseException | None = None) -> None:
+    @_harmless
+    def _close_window(self, reason: BaseException | None = None) -> None:
         window, self._window = self._window, None
-        if window is not None:
-            window.__exit__(None, None, None)
+        if window is None:
+            return
+        if isinstance(reason, _NotTrained):
+            self._step = None  # the next batch is offered again
+        window.__exit__(type(reason) if reason is not None else None, reason, None)
 
-    def _finish(self, error: BaseException | None = None) -> None:
-        self._close_window(error)
+    def _finish(self) -> None:
+        self._close_window()
         if self._monitor is not None:
             self._monitor.close()
 
-    def _log_headlines(self, pl_module: Any) -> None:
-        """One to three numbers for EarlyStopping and ModelCheckpoint."""
+    @_harmless
+    def _note_loss(self, trainer: Any, pl_module: Any, outputs: Any) -> None:
+        """The loss of this micro batch as the user computed it. It stays on its device."""
         assert self._monitor is not None
-        values = self._monitor.headlines()
-        if self._preflight and values:
-            self._preflight = False
-            latest = self._monitor.latest
-            if latest is not None:
-                logger.info("at initialisation:\n%s", latest.table())
-        for name, value in values.items():
-            pl_module.log(f"collapse/{name}", value, on_step=True, on_epoch=False, logger=False, batch_size=1)
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        if isinstance(loss, Tensor):
+            share = normalisation(trainer, pl_module)
+            loss = loss.detach() if share == 1 else loss.detach() / share
+        else:
+            loss = loss_in(trainer.callback_metrics, TRAIN_LOSS)
+        if loss is not None:
+            self._monitor.log(self._step or 0, train_loss=loss)
 
-    def _act(self, trainer: Any) -> None:
-        """Stop and checkpoint are decided by all processes together, at steps that are the same on all of them."""
-        if self._stop_on is None and self._checkpoint_on is None:
-            return
-        interval = self._every if isinstance(self._every, int) else 50
-        if self._stepped % interval:
-            return
+    @_harmless
+    def _tell(self, trainer: Any, pl_module: Any) -> None:
+        """One to three numbers for EarlyStopping and ModelCheckpoint, when there are new ones."""
         assert self._monitor is not None
-        firing = [alert.severity.rank for alert in self._monitor.alerts[self._acted :] if alert.state == "firing"]
-        self._acted = len(self._monitor.alerts)
-        worst = max(firing, default=-1)
-        save = self._decide(trainer, self._checkpoint_on, worst)
-        stop = self._decide(trainer, self._stop_on, worst)
-        if save or stop:
-            folder = Path(trainer.log_dir or trainer.default_root_dir)
-            trainer.save_checkpoint(folder / f"collapse-step{self._stepped}.ckpt")
-        if stop:
-            logger.warning("training is stopped at step %d: an alert reached %s (stop_on)", self._stepped, self._stop_on)
-            trainer.should_stop = True
+        first, self._first_is_read = self._sampled and not self._first_is_read, self._first_is_read or self._sampled
+        if first:
+            self._monitor.settle()  # an epoch may end here, and whoever monitors a number expects it to exist
+        if self._monitor.settled != self._settled:
+            self._settled = self._monitor.settled
+            self._headlines.update(self._monitor.headlines())
+            self._untold = True
+            if self._preflight_due and (latest := self._monitor.latest) is not None:
+                self._preflight_due = False
+                trainer.print(f"at initialisation:\n{latest.table()}")
+        if (self._untold or first) and not trainer.barebones:
+            self._untold = False
+            # Processes must have the same names, or those that monitor one of them wait for each other in vain.
+            names = HEADLINES if trainer.world_size > 1 else tuple(self._headlines)
+            for name in names:
+                value = self._headlines.get(name, math.nan)
+                pl_module.log(f"collapse/{name}", value, on_step=True, on_epoch=False, logger=False, batch_size=1)
 
-    @staticmethod
-    def _decide(trainer: Any, threshold: Severity | None, worst: int) -> bool:
-        if threshold is None:
-            return False
-        return bool(trainer.strategy.reduce_boolean_decision(worst >= threshold.rank, all=False))
-
-
-def _loss_scale(trainer: Any) -> float:
-    scaler = getattr(trainer.precision_plugin, "scaler", None)
-    return float(scaler.get_scale()) if scaler is not None else 1.0
-
-
-def _severity(name: str, value: str | None) -> Severity | None:
-    if value is None:
-        return None
-    try:
-        return Severity(value)
-    except ValueError:
-        raise ValueError(f"{name}={value!r}: allowed are {', '.join(repr(str(s)) for s in Severity)} and None") from None
-
-
-def _imported(sink: Any) -> Any:
-    """A sink given as the import path of a class or function without required arguments."""
-    if not isinstance(sink, str):
-        return sink
-    module, _, name = sink.rpartition(".")
-    try:
-        return getattr(importlib.import_module(module), name)()
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"sinks: {sink!r} is not the import path of a sink (package.module.name): {error}") from error
+    def _say(self, sentence: str) -> None:
+        if sentence not in self._said:
+            self._said.add(sentence)
+            logger.warning(sentence)

@@ -7,7 +7,19 @@ from collapse_monitor.report.fanout import Sink, Sinks
 from collapse_monitor.report.jsonl import JSONLSink
 from collapse_monitor.report.loggers import LoggerSink
 from collapse_monitor.report.reader import Run, read
-from collapse_monitor.report.summary import headlines, summarise
+from collapse_monitor.report.summary import HEADLINES, headlines, summarise
 from collapse_monitor.report.tensorboard import TensorBoardSink
 
-__all__ = ["ConsoleSink", "JSONLSink", "LoggerSink", "Run", "Sink", "Sinks", "TensorBoardSink", "headlines", "read", "summarise"]
+__all__ = [
+    "HEADLINES",
+    "ConsoleSink",
+    "JSONLSink",
+    "LoggerSink",
+    "Run",
+    "Sink",
+    "Sinks",
+    "TensorBoardSink",
+    "headlines",
+    "read",
+    "summarise",
+]

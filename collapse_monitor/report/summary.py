@@ -40,6 +40,10 @@ def finite(values: dict[str, float]) -> dict[str, float]:
     return {name: value for name, value in values.items() if np.isfinite(value)}
 
 
+HEADLINES = ("min_rank", "max_similarity", "max_logit")
+"""The names that `headlines` gives values to."""
+
+
 def headlines(snapshot: Snapshot) -> dict[str, float]:
     """Up to three numbers for early stopping and checkpoints: the lowest rank, the highest similarity, the largest logit.
 
