@@ -12,9 +12,9 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from collapse_monitor.capture.plan import Plan
+from collapse_monitor.capture.probe import Probed, undisturbed
 from collapse_monitor.capture.sampling import Sampler
 from collapse_monitor.capture.selection import Selection
-from collapse_monitor.capture.probe import Probed, undisturbed
 from collapse_monitor.capture.window import Observed
 from collapse_monitor.judge import DEFAULT_RULES, Judge
 from collapse_monitor.ledger import Ledger

@@ -80,13 +80,11 @@ class Receiver(Protocol):
     def block(self, key: Key, observation: BlockObservation) -> None:
         """One block execution: keep the sample, it is evaluated when the window closes."""
 
-    def branch(self, key: Key, branch: Float[Tensor, "..."], stream: Float[Tensor, "..."]) -> None:
+    def branch(self, key: Key, branch: Float[Tensor, ...], stream: Float[Tensor, ...]) -> None:
         """The operands of the addition where the attention `key` joined the stream (samples)."""
 
-    def gradient(self, key: Key, gradient: Float[Tensor, "..."]) -> None:
+    def gradient(self, key: Key, gradient: Float[Tensor, ...]) -> None:
         """dL/d(output) of a block; reduced now."""
 
-    def qv_gradient(self, key: Key, role: str, gradient: Float[Tensor, "..."]) -> None:
+    def qv_gradient(self, key: Key, role: str, gradient: Float[Tensor, ...]) -> None:
         """dL/dq or dL/dv (`role` is "q" or "v") of an attention, as its kernel got them; reduced now."""
-
-

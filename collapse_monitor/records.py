@@ -186,6 +186,12 @@ class Evidence:
     baseline: float | None = None
     layers: tuple[int, ...] = ()
 
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> Evidence:
+        """The inverse of `dataclasses.asdict`, after JSON."""
+        bound, baseline = _optional(record["bound"]), _optional(record["baseline"])
+        return cls(record["metric"], _float(record["value"]), bound, baseline, tuple(record["layers"]))
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -204,6 +210,14 @@ class Finding:
 
     def to_dict(self) -> dict[str, Any]:
         return _jsonable(asdict(self))
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> Finding:
+        """The inverse of `to_dict`."""
+        fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in record.items()}
+        fields["severity"] = Severity(fields["severity"])
+        fields["evidence"] = tuple(Evidence.from_dict(evidence) for evidence in fields["evidence"])
+        return cls(**fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,18 +247,12 @@ class Alert:
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Alert:
         """The inverse of `to_dict`."""
-        fields = dict(record)
-        fields.pop("version", None)
+        fields: dict[str, Any] = {key: value for key, value in record.items() if key != "version"}
         fields["severity"] = Severity(fields["severity"])
         fields["layers"] = tuple(fields["layers"])
-        fields["value"], fields["baseline"], fields["bound"] = (
-            value if key != "value" and value is None else _float(value) for key, value in ((k, fields[k]) for k in ("value", "baseline", "bound"))
-        )
-        if fields["finding"] is not None:
-            finding = {key: tuple(value) if isinstance(value, list) else value for key, value in fields["finding"].items()}
-            finding["severity"] = Severity(finding["severity"])
-            finding["evidence"] = tuple(Evidence(**{**e, "layers": tuple(e["layers"]), "value": _float(e["value"])}) for e in finding["evidence"])
-            fields["finding"] = Finding(**finding)
+        fields["value"] = _float(fields["value"])
+        fields["baseline"], fields["bound"] = _optional(fields["baseline"]), _optional(fields["bound"])
+        fields["finding"] = None if fields["finding"] is None else Finding.from_dict(fields["finding"])
         return cls(**fields)
 
 
@@ -256,7 +264,9 @@ def check_version(record: Mapping[str, Any]) -> None:
     """
     version = record.get("version", FORMAT_VERSION)
     if version > FORMAT_VERSION:
-        raise ValueError(f"log format {version} is newer than this collapse_monitor reads ({FORMAT_VERSION}): upgrade collapse_monitor to read it")
+        raise ValueError(
+            f"log format {version} is newer than this collapse_monitor reads ({FORMAT_VERSION}): upgrade collapse_monitor to read it"
+        )
 
 
 def _nanmean(values: list[float]) -> float:
@@ -278,6 +288,10 @@ def _jsonable(value: Any) -> Any:
 
 def _float(value: Any) -> float:
     return math.nan if value is None else float(value)
+
+
+def _optional(value: Any) -> float | None:
+    return None if value is None else float(value)
 
 
 def _floats(values: Any) -> list[float]:

@@ -18,8 +18,8 @@ from collapse_monitor.capture.hooks import GradientHooks
 from collapse_monitor.capture.masks import token_masks
 from collapse_monitor.capture.plan import AttentionPlan, BlockPlan, Place, Plan
 from collapse_monitor.capture.reading import BACKWARD, Fault, Reader
-from collapse_monitor.capture.rows.mha import transparent_multi_head_attention
 from collapse_monitor.capture.rows.flex import FlexCall, flex_rows
+from collapse_monitor.capture.rows.mha import transparent_multi_head_attention
 from collapse_monitor.capture.rows.sdpa import SdpaCall, sdpa_rows
 from collapse_monitor.capture.rows.softmax import softmax_rows
 from collapse_monitor.capture.sampling import Layout, Sampler, counted

@@ -36,7 +36,8 @@ def argument(module: nn.Module, name: str, args: tuple[Any, ...], kwargs: dict[s
 
 
 def _named(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    return {**dict(zip(_parameters(type(module)), args, strict=False)), **kwargs} if args else kwargs
+    names = _parameters(type(module))  # type: ignore[arg-type]  # a class is hashable
+    return {**dict(zip(names, args, strict=False)), **kwargs} if args else kwargs
 
 
 def read_mask(mask: Tensor, padding: bool) -> Bool[Tensor, "batch token"]:

@@ -131,12 +131,14 @@ class Plan:
     @property
     def sites(self) -> dict[Key, Site]:
         """Every site by the key its observations carry, in order of entry."""
-        ordered = sorted((*self.blocks, *self.attentions), key=lambda plan: _entry(plan.key))
+        plans: list[BlockPlan | AttentionPlan] = [*self.blocks, *self.attentions]
+        ordered = sorted(plans, key=lambda plan: _entry(plan.key))
         return {plan.key: plan.site for plan in ordered}
 
     @property
     def missing(self) -> dict[str, str]:
-        return {plan.site.name: plan.missing for plan in (*self.blocks, *self.attentions) if plan.missing}
+        plans: list[BlockPlan | AttentionPlan] = [*self.blocks, *self.attentions]
+        return {plan.site.name: plan.missing for plan in plans if plan.missing}
 
 
 def _entry(key: Key) -> tuple[int, int]:

@@ -250,4 +250,3 @@ def first_sequences(
         return None
     cut = tree_map(lambda leaf: leaf[:count] if isinstance(leaf, Tensor) and leaf.ndim else leaf, (args, kwargs))
     return cut[0], cut[1]
-

@@ -33,7 +33,9 @@ class Selection:
 
     def __init__(self, model: nn.Module, sites: Sequence[str | Site] | None, token_mask: TokenMask, source: str) -> None:
         if token_mask is not None and not isinstance(token_mask, str) and not callable(token_mask):
-            raise ValueError(f"token_mask={token_mask!r}: give the name of a keyword of the model call, or a function (args, kwargs) -> mask")
+            raise ValueError(
+                f"token_mask={token_mask!r}: give the name of a keyword of the model call, or a function (args, kwargs) -> mask"
+            )
         if isinstance(sites, str):
             raise ValueError(f"sites={sites!r}: give a list of names, sites=[{sites!r}]")
         self._token_mask, self.source = token_mask, source
@@ -79,7 +81,7 @@ class Selection:
             return plan
         blocks = [block for block in plan.blocks if self._chosen(block.site.name)]
         attentions = [attention for attention in plan.attentions if self._chosen(attention.site.name)]
-        found = {canonical_execution(p.site.name) for p in (*plan.blocks, *plan.attentions)}
+        found = {canonical_execution(site.name) for site in (*(p.site for p in plan.blocks), *(p.site for p in plan.attentions))}
         raw = {canonical(name): name for name, _ in model.named_modules()}
         for order, name in enumerate(self._names):
             if not any(site == name or site.startswith(name + ".") for site in found):

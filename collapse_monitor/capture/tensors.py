@@ -37,7 +37,8 @@ def at_path(structure: Any, path: Path) -> Tensor | None:
     """The tensor at `path`, None where the structure has changed."""
     for step in path:
         try:
-            structure = structure[step] if isinstance(structure, Mapping | tuple | list) else getattr(structure, str(step))
+            indexed: Any = structure
+            structure = indexed[step] if isinstance(structure, Mapping | tuple | list) else getattr(structure, str(step))
         except (LookupError, AttributeError, TypeError):
             return None
     return structure if isinstance(structure, Tensor) else None

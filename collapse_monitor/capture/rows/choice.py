@@ -39,7 +39,7 @@ class RowChoice:
             return folded
         if self.rows.ndim == 1:
             return folded.index_select(2, self.rows)
-        sequence, query = self.rows.shape
+        sequence = self.rows.shape[0]
         folded = folded.expand(sequence, -1, -1, -1)
         index = rearrange(self.rows, "sequence query -> sequence 1 query 1").expand(-1, folded.shape[1], -1, folded.shape[3])
         return folded.gather(2, index)

@@ -39,7 +39,9 @@ class Folding:
         for size, factors in zip(shape[:-2], self.leading, strict=True):
             roles += [role for role, _ in factors]
             sizes += _factor_sizes(size, factors)
-        order = [axis for axis, role in enumerate(roles) if role == "sequence"] + [axis for axis, role in enumerate(roles) if role == "head"]
+        order = [axis for axis, role in enumerate(roles) if role == "sequence"] + [
+            axis for axis, role in enumerate(roles) if role == "head"
+        ]
         sequences = math.prod(size for size, role in zip(sizes, roles, strict=True) if role == "sequence")
         heads = math.prod(size for size, role in zip(sizes, roles, strict=True) if role == "head")
         n = len(sizes)
