@@ -79,6 +79,21 @@ def same_axis(one: Label, other: Label) -> bool:
     return bool(_unchanged(one) & _unchanged(other))
 
 
+def joined_positions(whole: Label, part: Label) -> int:
+    """How many positions of an axis are those of another one that was joined to something else to make it."""
+    if len(whole) != 1 or same_axis(whole, part):
+        return 0
+    return _shared(whole[0], _unchanged(part))
+
+
+def _shared(atom: Atom, own: set[int]) -> int:
+    if _unchanged((atom,)) & own:
+        return atom.size
+    joined = len(atom.parents) > 1 and sum(parent.size for parent in atom.parents) == atom.size
+    renamed = len(atom.parents) == 1 and atom.parents[0].size == atom.size
+    return sum(_shared(parent, own) for parent in atom.parents) if joined or renamed else 0
+
+
 def _unchanged(label: Label) -> set[int]:
     todo, seen = list(label), set[int]()
     while todo:

@@ -11,9 +11,11 @@ from collapse_monitor.capture.discovery.sites import FoundSite
 from collapse_monitor.capture.discovery.tree import ModuleTree, parent_of, prefixes
 
 _HYBRID_SHARE = 0.05
-"""A member without attention counts as a block when it holds at least this share of its container's weights."""
+"""A member without attention counts as a block when it weighs at least this share of the mean member with attention beside it."""
 _PURE_SHARE = 0.85
 """Unless attention makes up more than this share of the members that have one: then the list is attention, feed-forward, attention ..."""
+_PARTNERS = 2
+"""... as long as no more than so many members without attention come to one with it."""
 _DESCEND_SHARE = 0.5
 
 
@@ -86,11 +88,13 @@ def _hybrid_members(names: set[str], sites: list[FoundSite], tree: ModuleTree, r
         others = [child for child in members if child not in runs.bearing]
         if not bearing or not others:
             continue
-        attention = sum(tree.weight(site.frame.name) for site in sites if any(site.frame.name.startswith(child + ".") or site.frame.name == child for child in bearing))
-        if attention > _PURE_SHARE * max(1, sum(tree.weight(child) for child in bearing)):
-            continue
-        total = sum(tree.weight(child) for child in members)
-        added |= {child for child in others if runs.keeps_shape(child) and tree.children(child) and tree.weight(child) >= _HYBRID_SHARE * total}
+        held = [site.frame.name for site in sites if any(child in prefixes(site.frame.name) for child in bearing)]
+        attention = sum(tree.weight(name) for name in held)
+        weight = sum(tree.weight(child) for child in bearing)
+        units = {child for child in others if runs.keeps_shape(child) and tree.children(child)}
+        pure = attention > _PURE_SHARE * max(1, weight)
+        if not pure or len(units) > _PARTNERS * len(bearing):
+            added |= {child for child in units if tree.weight(child) * len(bearing) >= _HYBRID_SHARE * weight}
     return added
 
 

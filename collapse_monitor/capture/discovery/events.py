@@ -10,7 +10,7 @@ from typing import Literal
 from collapse_monitor.capture.discovery.axes import Label, is_feature, related
 from collapse_monitor.capture.discovery.graph import Operation, Product, Value
 from collapse_monitor.capture.discovery.products import CONVOLUTIONS
-from collapse_monitor.capture.discovery.semantics import REDUCTIONS, SOFTMAXES
+from collapse_monitor.capture.discovery.semantics import SOFTMAXES, reduces
 from collapse_monitor.capture.rows.folding import Factor, Folding
 from collapse_monitor.capture.rows.softmax import MapAxes
 
@@ -197,7 +197,7 @@ def products_above(source: Value, label: Label) -> Iterator[Operation]:
             if data is None or both or not any(related(axis, label) for axis in data.labels):
                 continue
             todo.append(data)
-        elif operation.name not in REDUCTIONS and operation.name not in SOFTMAXES and operation.name != "embedding" and operation.name not in FUSED:
+        elif not reduces(operation) and operation.name not in SOFTMAXES and operation.name != "embedding" and operation.name not in FUSED:
             todo.extend(operation.inputs)
 
 
@@ -217,7 +217,7 @@ def _sink_columns(source: Value, axis: int) -> tuple[int, int]:
                 after = next((i for i, v in enumerate(reversed(joined)) if not v.static), 0)
                 count = len(joined)
                 return sum(v.shape[axis] for v in joined[:before]), sum(v.shape[axis] for v in joined[count - after :])
-        elif operation.name not in REDUCTIONS:
+        elif not reduces(operation):
             todo.extend(value for value in operation.inputs if len(value.shape) == len(source.shape))
     return 0, 0
 
@@ -280,7 +280,7 @@ def attach_consumer(event: Event) -> bool:
                 return True
             if operation.product is not None and not _mixes_other_axes(operation, value, event):
                 continue
-            if operation.name in REDUCTIONS or operation.name in FUSED:
+            if reduces(operation) or operation.name in FUSED:
                 continue
             factor = weighed
             if operation.name in ("mul", "__mul__", "__rmul__"):

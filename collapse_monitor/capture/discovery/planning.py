@@ -215,7 +215,7 @@ def _attention_plan(
         event.query_length,
         event.key_length,
         causal.get(event.operation.index, False),
-        is_cross(graph, event),
+        is_cross(graph, site),
         event.how,
     )
     maps = [e.operation for e in site.events] if site.parallel_heads else [event.operation]

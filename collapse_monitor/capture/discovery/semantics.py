@@ -22,7 +22,7 @@ from collapse_monitor.capture.discovery.axes import (
     prefer_feature,
     size_of,
 )
-from collapse_monitor.capture.discovery.graph import Product, Value
+from collapse_monitor.capture.discovery.graph import Operation, Product, Value
 from collapse_monitor.capture.discovery.products import PRODUCTS, product_of
 
 RESHAPES = frozenset("view reshape flatten unflatten view_as reshape_as squeeze unsqueeze ravel _unsafe_view".split())
@@ -38,6 +38,11 @@ DIFFERENCES = frozenset("sub __sub__ __rsub__ __isub__ sub_ subtract rsub".split
 SCALINGS = frozenset("mul __mul__ __rmul__ __imul__ mul_ multiply".split())
 QUOTIENTS = frozenset("div __truediv__ __itruediv__ div_ true_divide divide".split())
 NEGATIONS = frozenset("neg negative neg_ __neg__".split())
+
+
+def reduces(operation: Operation) -> bool:
+    """Whether it takes axes away; `max` and `min` of two tensors are element-wise."""
+    return operation.name in REDUCTIONS and bool(operation.axes)
 
 
 def bare_name(function: Callable[..., Any]) -> str:
@@ -82,7 +87,7 @@ def describe(call: Call, inputs: Sequence[Value]) -> tuple[list[Labels], Product
         return [call.splits.reshape(source.labels, call.shapes[0])], None, ()
     if name in PERMUTES:
         return [_permuted(call, source)], None, ()
-    if name in REDUCTIONS:
+    if name in REDUCTIONS and not (name in ("max", "min") and isinstance(call.argument(1, "other"), Tensor)):
         axes = _reduced_axes(call, len(source.shape))
         return [_without(source, axes, shape) for shape in call.shapes], None, axes
     if name == "embedding":

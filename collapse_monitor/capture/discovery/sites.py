@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from collapse_monitor.capture.discovery.axes import same_axis
+from collapse_monitor.capture.discovery.axes import joined_positions, same_axis
 from collapse_monitor.capture.discovery.events import Event, Scores, attach_consumer, kernel_event
 from collapse_monitor.capture.discovery.graph import Frame, Graph, Operation, Value, common_frame
 
@@ -141,14 +141,24 @@ def _family(site: FoundSite) -> tuple[str, int] | None:
     return (numbered.group(1) or "", site.frame.parent.index)
 
 
-def is_cross(graph: Graph, event: Event) -> bool:
-    """Whether queries and keys come from different sequences: what they depend on before their projections differs."""
+def is_cross(graph: Graph, site: FoundSite) -> bool:
+    """Whether queries and keys come from different sequences, in all of its maps (a few global tokens may look at all others)."""
+    return all(_crosses(graph, event) for event in site.events)
+
+
+def _crosses(graph: Graph, event: Event) -> bool:
+    """Whether what queries and keys depend on before their projections differs.
+
+    Keys that are mostly the queries' own tokens, with a memory or a prefix joined to them, do not make it cross attention.
+    """
     query, key = event.query, event.key
     if query.static != key.static:
         return True
     made_inside = [_made_inside(value, event) for value in (query, key)]
     if made_inside.count(True) == 1:
         return not same_axis(event.query_label, event.key_label)
+    if 2 * joined_positions(event.key_label, event.query_label) >= event.key_length > 1:
+        return False
     start = _projection_start(event)
     return _older_sources(graph, query, start) != _older_sources(graph, key, start)
 
