@@ -127,10 +127,13 @@ assert not any(name.startswith("collapse_monitor") for name in sys.modules)
     assert [float(number) for number in printed.split()] == model(torch.ones(1, 3)).flatten().tolist()
 
 
-def test_what_is_exported_meanwhile_knows_nothing_of_it() -> None:
+@pytest.mark.parametrize("strict", [False, True])
+def test_what_is_exported_meanwhile_knows_nothing_of_it(strict: bool) -> None:
+    if strict and torch.__version__.startswith("2.6."):
+        pytest.skip("strict export of torch 2.6 cannot trace past any hook")
     model, heard = two_layers().eval(), list[str]()
     with listening(model, heard):
-        exported = torch.export.export(model, (torch.ones(1, 3),))
+        exported = torch.export.export(model, (torch.ones(1, 3),), strict=strict)
     assert not heard
     assert torch.equal(exported.module()(torch.ones(1, 3)), model(torch.ones(1, 3)))
 

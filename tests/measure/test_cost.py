@@ -55,9 +55,9 @@ def test_operations_with_pooled_features_do_not_grow_with_depth() -> None:
 
 
 def test_number_of_operations_for_blocks() -> None:
-    """For all block metrics of the catalogue, whatever the depth."""
-    assert len(launch_blocks(12)[0].names) <= 152
-    assert len(launch_blocks(12, masked=True)[0].names) <= 200
+    """For all block metrics of the catalogue, whatever the depth; older releases of torch dispatch some functions in more parts."""
+    assert len(launch_blocks(12)[0].names) <= 170
+    assert len(launch_blocks(12, masked=True)[0].names) <= 220
 
 
 @pytest.mark.parametrize(("masked", "most"), [("", 20), ("causal", 26), ("per head", 26)])
