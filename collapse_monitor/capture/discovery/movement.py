@@ -84,8 +84,13 @@ def sources(operation: Operation, value: Value, points: Points) -> list[tuple[Va
     if name in COPIES or name in MASKINGS:
         return [(source, points.of(spread(points.at, source.shape)))]
     if name in VIEWS:
-        if _index_values(given) and name == "__getitem__":
+        if name == "__getitem__" and _index_values(given):
             return [(source, _gathered(points, source, given.args[1]))]
+        if name == "__getitem__" and (picked := _listed(given.args[1], len(source.shape))) is not None:
+            axis, places = picked
+            at = points.at.copy()
+            at[:, axis] = np.asarray(places, dtype=np.int64)[at[:, axis]] % source.shape[axis]
+            return [(source, points.of(at))]
         return [(source, points.of(_through_view(operation, value, points.at)))]
     if name in _JOINS:
         return _joined(name, given, points, len(value.shape))
@@ -133,6 +138,17 @@ def _replaced(structure: Any, source: Value, stand_in: torch.Tensor) -> Any:
 def _index_values(given: Given) -> list[Value]:
     index = given.args[1] if len(given.args) > 1 else None
     return [item for item in (index if isinstance(index, tuple | list) else (index,)) if isinstance(item, Value)]
+
+
+def _listed(index: Any, ndim: int) -> tuple[int, list[int]] | None:
+    """`x[..., [0, 2]]`: the axis and the list; None for any other index."""
+    items = list(index) if isinstance(index, tuple) else [index]
+    if Ellipsis in items:
+        place = items.index(Ellipsis)
+        items[place : place + 1] = [slice(None)] * (ndim - len(items) + 1)
+    lists = [axis for axis, item in enumerate(items) if isinstance(item, list) and all(type(entry) is int for entry in item)]
+    whole = all(isinstance(item, list) or (isinstance(item, slice) and item == slice(None)) for item in items)
+    return (lists[0], items[lists[0]]) if len(lists) == 1 and whole else None
 
 
 def _gathered(points: Points, source: Value, index: Any) -> Points:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -98,7 +99,7 @@ class _Part:
 
     @property
     def columns(self) -> int:
-        return int(np.prod([self.weight.shape[axis] for axis in self._contracted(self.side)], dtype=np.int64))
+        return math.prod(self.weight.shape[axis] for axis in self._contracted(self.side))
 
     def _contracted(self, side: int) -> tuple[int, ...]:
         return (self.product.left_contracted, self.product.right_contracted)[side]
@@ -123,8 +124,9 @@ def _assigned(owner: Int[np.ndarray, " point"], rows: Int[np.ndarray, "point ter
     A rotation makes each of its features from the same two rows (a norm written out, from one): features made from the same rows get
     them in order, so that q and k, which are rotated alike, keep theirs in pairs.
     """
-    _, row = np.unique(rows, axis=0, return_inverse=True)
-    row = row.reshape(-1)
+    row = rows[:, 0]
+    for other in rows.T[1:]:
+        _, row = np.unique(row * (int(other.max()) + 1) + other, return_inverse=True)
     count = int(row.max()) + 1
     pairs, first = np.unique(owner * count + row, return_index=True)
     owners, made_from = pairs // count, pairs % count
@@ -134,6 +136,9 @@ def _assigned(owner: Int[np.ndarray, " point"], rows: Int[np.ndarray, "point ter
         mine = np.flatnonzero(number == many)
         sets = made_from[number[owners] == many].reshape(len(mine), many)
         points = first[number[owners] == many].reshape(len(mine), many)
+        if many == 1:
+            chosen[mine] = points[:, 0]
+            continue
         _, group = np.unique(np.concatenate([mine[:, None] // operand.dim, sets], axis=1), axis=0, return_inverse=True)
         group = group.reshape(-1)
         if np.any(np.bincount(group) != many):
@@ -243,8 +248,7 @@ def _latent(part: _Part, frame: Frame) -> Operation | None:
                 return None
             weight = product.right if product.right.static else product.left
             axes = product.right_contracted if product.right.static else product.left_contracted
-            taken = int(np.prod([weight.shape[axis] for axis in axes], dtype=np.int64))
-            return operation if part.columns < taken else None
+            return operation if part.columns < math.prod(weight.shape[axis] for axis in axes) else None
         carried = [given for given in operation.inputs if not given.static]
         same = [given for given in carried if given.shape == value.shape] or carried
         if not same:
@@ -259,7 +263,8 @@ def _slice(part: _Part, rows: Int[np.ndarray, "head feature axis"]) -> WeightSli
     features = rows.reshape(heads * dim, -1)
     columns = part.along_columns(features[0], of_weight=True)
     corners = [(h, d, c) for h in (0, heads // 2, heads - 1) for d in (0, dim // 2, dim - 1) for c in (part.columns // 2, part.columns - 1)]
-    probes = np.stack([part.along_columns(rows[h, d], of_weight=True)[c] for h, d, c in corners])
+    along = columns - features[0]
+    probes = np.stack([rows[h, d] + along[c] for h, d, c in corners])
     name, shape, flat = _in_parameter(part.weight, np.concatenate([features, columns, probes]))
     of_rows, of_columns, of_probes = np.split(flat, [len(features), len(features) + len(columns)])
     of_rows = of_rows.reshape(heads, dim)
@@ -268,7 +273,7 @@ def _slice(part: _Part, rows: Int[np.ndarray, "head feature axis"]) -> WeightSli
     expected = [start + head[h] + row[d] + column[c] for h, d, c in corners]
     if np.any(of_rows != start + head[:, None] + row) or np.any(of_probes != expected):
         raise Untraceable("the rows of its heads follow no regular pattern in the weight")
-    if any(len(np.unique(of_rows[h])) < dim for h in range(heads)) or len(np.unique(of_columns)) < len(of_columns):
+    if len(np.unique(row)) < dim or len(np.unique(column)) < part.columns:
         raise Untraceable("the features of a head are mixed after its projection")
     return WeightSlice(name, shape, int(start), _strides(head), _strides(row), _strides(column))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -82,10 +83,15 @@ class Search:
             Untraceable: says what stands between.
         """
         found = [Leaf(leaf, merged(parts)) for leaf, parts in self._walk(value, points).values()]
-        given = frozenset().union(*(self._ancestors.outside(leaf.value) for leaf in found))
-        if any(self._ancestors.outside(aside) & given for aside in self._asides):
+        if any(self._ancestors.outside(aside) & self._raw_inputs(leaf.value) for leaf in found for aside in self._asides):
             raise Untraceable("it is combined with another function of the data")
         return found
+
+    def _raw_inputs(self, leaf: Value) -> frozenset[int]:
+        """The tensors from outside a projection reads before any weight: a function of them is no constant for it."""
+        product = leaf.producer.product if leaf.producer is not None else None
+        operands = [product.left, product.right] if product is not None else []
+        return frozenset().union(*(self._ancestors.outside(operand) for operand in operands if not self._ancestors.learned(operand)))
 
     def _walk(self, value: Value, points: Points) -> _Found:
         operation = value.producer
@@ -132,7 +138,7 @@ class Search:
             if not isinstance(above, Value):
                 raise Untraceable("something is divided by it")
             below = self._data([part for part in operation.inputs if part is not above])
-            carriers, statistics = [above], self._flat(below, points)
+            carriers, statistics = [above], [part for part in self._flat([above, *below], points) if part is not above]
             if len(statistics) != len(below):
                 raise Untraceable("it is divided by another function of the data")
         else:
@@ -174,7 +180,14 @@ class Search:
         head = points.mark % (self._heads * self._dim) // self._dim
         one = points.at[(points.sample == points.sample[0]) & (head == head[0])]
         axes = [axis - one.shape[1] for axis in range(one.shape[1]) if np.ptp(one[:, axis]) > 0]
-        return [part for part in operands if axes and all(-axis > len(part.shape) or part.shape[axis] == 1 for axis in axes)]
+        if not axes:  # a single feature has come this way: its axis is where another operand is longer
+            longest = max(operands, key=lambda part: math.prod(part.shape))
+            return [part for part in operands if part.shape != longest.shape and _is_broadcast(part.shape, longest.shape)]
+        return [part for part in operands if all(-axis > len(part.shape) or part.shape[axis] == 1 for axis in axes)]
+
+
+def _is_broadcast(shape: Sequence[int], whole: Sequence[int]) -> bool:
+    return len(shape) <= len(whole) and all(a in (1, b) for a, b in zip(reversed(shape), reversed(whole), strict=False))
 
 
 def _together(ways: Iterable[_Found]) -> _Found:
@@ -224,6 +237,8 @@ def summands(leaf: Leaf) -> list[Summand]:
     found: dict[int, list[Summand]] = {}
     for summand in _expanded(leaf.value, points, 1.0, 0):
         found.setdefault(summand.value.index, []).append(summand)
+    if not found:
+        raise Untraceable("it is made by weights alone")
     return [_ordered(parts, len(points.at)) for parts in found.values()]
 
 

@@ -101,11 +101,13 @@ class Trace(TorchFunctionMode):
         if name in _REPEATABLE:
             operation.given = Given(func, *(_with_values(part, held) for part in (args, kwargs)))
         operation.ancestry = 1 << operation.index
+        sources = inputs[:1] if name in _LIKE_ANOTHER else inputs
         for value in inputs:
             value.consumers.append(operation)
+        for value in sources:
             if value.producer is not None:
                 operation.ancestry |= value.producer.ancestry
-        static = all(value.static for value in inputs)
+        static = all(value.static for value in sources)
         made = []
         for tensor, axis_labels in zip(outputs, labels, strict=True):
             value = self._new(tensor, axis_labels, static)
@@ -197,6 +199,9 @@ class Trace(TorchFunctionMode):
 _REPEATABLE = MOVEMENTS | SUMS | DIFFERENCES | SCALINGS | QUOTIENTS | NEGATIONS | {"addmm", "baddbmm"}
 """Functions whose call is kept, to follow single elements back through them."""
 
+_LIKE_ANOTHER = frozenset("to type_as expand_as view_as reshape_as".split())
+"""Functions that take no more than dtype, device or shape from their second tensor."""
+
 _RAGGED = 1_000_003
 """Stands for the size of a ragged axis: a prime, so that views cannot split it."""
 
@@ -225,5 +230,9 @@ def _changed_in_place(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any
     out = kwargs.get("out")
     if isinstance(out, Tensor):
         return out
-    in_place = (name.endswith("_") and not name.endswith("__")) or name == "__setitem__" or (name.startswith("__i") and name != "__invert__" and name != "__index__")
+    in_place = (
+        (name.endswith("_") and not name.endswith("__"))
+        or name == "__setitem__"
+        or (name.startswith("__i") and name != "__invert__" and name != "__index__")
+    )
     return args[0] if in_place and args and isinstance(args[0], Tensor) else None
