@@ -9,10 +9,11 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from collapse_monitor.capture.plan import Plan
-from collapse_monitor.capture.probe import Probed, undisturbed
+from collapse_monitor.capture.probe import Probed, heard_once
 from collapse_monitor.capture.sampling import Sampler
 from collapse_monitor.capture.selection import Selection
 from collapse_monitor.capture.window import Observed
@@ -117,7 +118,10 @@ class Monitor:
         if self._closed or self._open:
             return _UNSAMPLED
         if self._ledger.ripe:
-            self._ledger.settle()
+            started = time.perf_counter()
+            with torch._C.DisableTorchFunction():
+                self._ledger.settle()
+            self.schedule.charge_late(time.perf_counter() - started)
         return self._window(step, loss_scale, redirected, rerun) if self.schedule.wants(step) else _UNSAMPLED
 
     @contextmanager
@@ -162,7 +166,8 @@ class Monitor:
             if observed is not None:
                 try:
                     observed.__exit__(type(raised) if raised is not None else None, raised, None)
-                    self._evaluate(step, observed, receiver, scale, raised is not None, fault)
+                    with torch._C.DisableTorchFunction():
+                        self._evaluate(step, observed, receiver, scale, raised is not None, fault)
                 except Exception as error:
                     fault(f"evaluating step {step}", error)
                 sentence = self.schedule.charge(own + time.perf_counter() - ended + observed.seconds, once=discovering)
@@ -196,8 +201,10 @@ class Monitor:
         self, step: int, observed: Observed | Probed, receiver: Window, scale: float, raised: bool, fault: Callable[..., None]
     ) -> None:
         """The window has closed: start the evaluation and its one copy to the host."""
-        if raised and not observed.heard_forward:
+        if observed.broken or (raised and not observed.heard_forward):
             self.schedule.retract()
+            if not raised:
+                self._ledger.say("the model's forward raised inside the observed window: that step was not read")
             return
         problem = self._learn(observed)
         if problem is not None:
@@ -314,7 +321,7 @@ def probe(model: nn.Module, *args: Any, **kwargs: Any) -> Snapshot:
         ValueError: the model has neither blocks nor attention; the message says what was seen and how to name `sites`.
     """
     receiver = Window(DEFAULT_METRICS)
-    observed = _watch(model, args, kwargs, receiver)
+    observed = _heard(model, args, kwargs, receiver)
     assert observed.plan is not None
     problem = observed.plan.problem()
     if problem is not None:
@@ -325,20 +332,12 @@ def probe(model: nn.Module, *args: Any, **kwargs: Any) -> Snapshot:
 
 def find_sites(model: nn.Module, *args: Any, **kwargs: Any) -> tuple[Site, ...]:
     """Every block and attention execution of one forward on these arguments, in order of entry. The model is left as it was."""
-    observed = _watch(model, args, kwargs, Window(()))
+    observed = _heard(model, args, kwargs, Window(()))
     return tuple(observed.plan.sites.values()) if observed.plan is not None else ()
 
 
-def _watch(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], receiver: Window) -> Observed:
-    faults: list[tuple[str, BaseException]] = []
-    with undisturbed(model):
-        selection = Selection(model, None, None, "train")
-        observed = Observed(model, None, Sampler(), receiver, lambda what, error: faults.append((what, error)), selection)
-        with observed:
-            model(*args, **kwargs)
-    for what, error in faults:
-        logger.warning("%s: %s: %s", what, type(error).__name__, error)
-    return observed
+def _heard(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], receiver: Window) -> Observed:
+    return heard_once(model, args, kwargs, receiver, lambda what, error: logger.warning("%s: %s: %s", what, type(error).__name__, error))
 
 
 _GRADIENT_READINGS = ("gradient_norm", "qk_to_v_gradient", "parameter_gradient_norm", "qk_to_v_weight_gradient")

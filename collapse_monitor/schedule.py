@@ -50,7 +50,7 @@ class Schedule:
         return sampled
 
     def _measure(self, step: int, now: float) -> None:
-        """Book the time a step takes without what samples cost. Micro-batches of a step are one step; numbers may advance by more than one."""
+        """Book the time a step takes without what samples cost. Micro-batches are one step; step numbers may advance by more than one."""
         if self._mark is not None:
             began, before = self._mark
             if step == before:

@@ -2,7 +2,7 @@
 
 A model may be copied or saved while hooks are on it (moving averages, checkpoints). What the copy holds then is `_INERT`: a callable of
 the standard library that takes anything and returns None, so that a copy feeds no monitor and a file needs no package to be loaded.
-Code that is being compiled or exported passes through hooks as if they were not there.
+Code that is being compiled or exported passes through hooks as if they were not there. What listeners do is hidden from function modes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class _ModuleHook:
         if torch.compiler.is_compiling():
             return
         if id(module) in self._modules and threading.get_ident() == self._thread:
-            self._hear(module, args, *rest)
+            with torch._C.DisableTorchFunction():
+                self._hear(module, args, *rest)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[object, ...]]:
         return _INERT
@@ -106,7 +107,8 @@ class GradientHooks:
 
         def hook(gradient: Tensor) -> None:
             self.heard = True
-            receive(gradient)
+            with torch._C.DisableTorchFunction():
+                receive(gradient)
 
         self._handles.append(tensor.register_hook(hook))
         return True

@@ -141,6 +141,10 @@ class Listening(Reader, TorchFunctionMode):
         """How many listened calls are open."""
         return len(self._stack) - 1
 
+    def ran(self, block: BlockPlan) -> bool:
+        """Whether the block ran, as far as is known: its parameters may hold gradients of an earlier step."""
+        return block.output is None or block.key in self.heard
+
     @property
     def attended(self) -> bool:
         """Whether an attention has been heard."""

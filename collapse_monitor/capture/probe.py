@@ -133,6 +133,11 @@ class Probed:
         self._inner: Observed | None = None
 
     @property
+    def broken(self) -> bool:
+        """Whether the separate forward raised."""
+        return self._inner is not None and self._inner.broken
+
+    @property
     def missing(self) -> Mapping[str, str]:
         reason = "read from a separate forward without gradients (source='probe')"
         return {**(self.plan.missing if self.plan is not None else {}), "gradient_norm": reason, "qk_to_v_gradient": reason}
@@ -250,3 +255,12 @@ def first_sequences(
         return None
     cut = tree_map(lambda leaf: leaf[:count] if isinstance(leaf, Tensor) and leaf.ndim else leaf, (args, kwargs))
     return cut[0], cut[1]
+
+
+def heard_once(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], receiver: Receiver, fault: Fault) -> Observed:
+    """A forward of the model on these arguments that leaves it as it was, and what was heard of it; it may raise what the model raises."""
+    with undisturbed(model):
+        observed = Observed(model, None, Sampler(), receiver, fault, Selection(model, None, None, "train"))
+        with observed:
+            model(*args, **kwargs)
+    return observed

@@ -19,6 +19,7 @@ from collapse_monitor.capture.listen import Listening
 from collapse_monitor.capture.plan import Plan
 from collapse_monitor.capture.sampling import Sampler
 from collapse_monitor.capture.selection import Selection
+from collapse_monitor.capture.tensors import is_plain, leaves
 from collapse_monitor.capture.weights import Unreadable, read_weights, reasons_against, row_gradients
 from collapse_monitor.observation import Key, Receiver, WeightObservation
 from collapse_monitor.records import Site
@@ -36,6 +37,7 @@ class Observed:
         sites: keys of this window's observations -> sites, in order of entry.
         missing: site -> why it was not read.
         heard_forward: whether the model ran.
+        broken: whether its forward raised: what was heard of it is nothing to learn from.
         seconds: host time spent here while the user's code ran.
     """
 
@@ -54,7 +56,7 @@ class Observed:
         self.plan = plan
         self.sites: dict[Key, Site] = {}
         self.notes: tuple[str, ...] = ()
-        self.heard_forward = self._backward_called = False
+        self.heard_forward = self.broken = self._backward_called = False
         self._seconds = 0.0
         self._model, self._fault, self._selection, self._sampler = model, fault, selection, sampler
         self._gradients = GradientHooks()
@@ -66,11 +68,13 @@ class Observed:
         self._reader.at_backward = self._backward_begins
         self._listening = ExitStack()
         self._unreadable: dict[Key, str] = {}
+        self._late: dict[Key, Site] = {}
         self._finished = False
         self._top: set[int] = set()
         self._redirected = redirected
         self._no_mask: BaseException | None = None
         self._masked = False
+        self._handling: BaseException | None = None  # what was being handled when the outermost call began
         self.at_first_return: Callable[[], None] = lambda: None
 
     @property
@@ -79,7 +83,8 @@ class Observed:
 
     @property
     def missing(self) -> Mapping[str, str]:
-        return self.plan.missing if self.plan is not None else {}
+        late = {site.name: "named by sites=, read from the next sampled step on" for site in self._late.values()}
+        return {**self.plan.missing, **late} if self.plan is not None else {}
 
     def __enter__(self) -> Observed:
         wanted = None if self.plan is None else self.plan.frames
@@ -92,9 +97,11 @@ class Observed:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.broken |= kind is not None and not self._finished and self._reader.depth > 0
         leave_mode(self._reader.mode)
         self.end_forward()
         self._gradients.remove()
+        self._sampler.begin()
 
     @property
     def finished(self) -> bool:
@@ -122,6 +129,7 @@ class Observed:
                 return
             self._mask_tokens(module, args, kwargs)
             self._top.add(id(module))
+            self._handling = sys.exception()
         self.heard_forward = True
         self._reader.enter(module, args, kwargs)
 
@@ -143,10 +151,20 @@ class Observed:
             return
         if self._reader.depth > 0:
             self._reader.leave(module, args, kwargs, output)
+        if self._reader.depth == 0:
+            # torch calls a hook of a forward that raised while it handles the exception
+            self.broken |= output is None and sys.exception() is not self._handling
+            self._listen_for_backward(output)
         if module is self._model:
             self.end_forward()
         if self._finished or (self._reader.depth == 0 and self._reader.attended):
             self.at_first_return()
+
+    def _listen_for_backward(self, output: Any) -> None:
+        """So that backward is noticed also where no block has a gradient to listen for, as under reentrant checkpointing."""
+        for _, tensor in leaves(output):
+            if is_plain(tensor) and tensor.grad_fn is not None and not torch.is_inference_mode_enabled():
+                self._gradients.watch(tensor, lambda gradient: None)
 
     def end_forward(self) -> None:
         """The forward is over: stop listening, work out what was heard. Idempotent."""
@@ -159,12 +177,15 @@ class Observed:
         if self._no_mask is not None and not self._masked:
             self._fault("token_mask", self._no_mask)
         try:
-            with torch.no_grad():
+            with torch._C.DisableTorchFunction(), torch.no_grad():
                 plan, self.sites = self._reader.finish()
-            if self.plan is None and self.heard_forward:
+            if self.plan is None and self.heard_forward and not self.broken:
                 self.plan = self._selection.apply(plan, self._model)
-                chosen = set(self.plan.sites.values())
-                self.sites = {key: site for key, site in self.sites.items() if site in chosen} if self.plan is not plan else self.sites
+                chosen = {(site.kind, site.name): site for site in self.plan.sites.values()}
+                known = {key: chosen.get((site.kind, site.name)) for key, site in self.sites.items()}
+                self.sites = {key: site for key, site in known.items() if site is not None}
+                self._late = {key: site for key, site in self.plan.sites.items() if site not in self.sites.values()}
+                self.sites.update(self._late)
         except Exception as error:
             self._fault("reading the forward", error)
         self._seconds += time.perf_counter() - started
@@ -178,7 +199,7 @@ class Observed:
         keys = {site: key for key, site in self.sites.items()}
         of_blocks: dict[Key, list[Tensor]] = {}
         for block in self.plan.blocks:
-            if block.site in keys and block.module:
+            if block.site in keys and block.module and self._reader.ran(block):
                 found = map(gradient, self._model.get_submodule(block.module).parameters())
                 of_blocks[keys[block.site]] = [g for g in found if g is not None]
         of_weights: dict[Key, tuple[list[Tensor], list[Tensor]]] = {}

@@ -15,12 +15,12 @@ from collapse_monitor.capture.discovery.streams import ADDITIONS, is_hidden, joi
 from collapse_monitor.capture.discovery.trace import Trace
 from collapse_monitor.capture.hooks import GradientHooks
 from collapse_monitor.capture.masks import token_masks
-from collapse_monitor.capture.plan import Plan
+from collapse_monitor.capture.plan import BlockPlan, Plan
 from collapse_monitor.capture.reading import Reader
 from collapse_monitor.capture.rows.flex import FlexCall, flex_rows
 from collapse_monitor.capture.rows.sdpa import SdpaCall, sdpa_rows
 from collapse_monitor.capture.rows.softmax import softmax_rows
-from collapse_monitor.capture.sampling import Sampler, counted
+from collapse_monitor.capture.sampling import Layout, Sampler, counted
 from collapse_monitor.capture.tensors import is_readable, leaves
 from collapse_monitor.observation import AttentionObservation, BlockObservation, Key, Receiver, TokenSample
 from collapse_monitor.records import Site
@@ -31,13 +31,15 @@ _SCORED = ("data", "query", "constant")
 class Discovery(Reader):
     """Hears one forward without knowing the model. `finish` delivers the snapshot's observations and returns the plan."""
 
-    def __init__(self, model: nn.Module, sampler: Sampler, receiver: Receiver, gradients: GradientHooks, fault: Callable[[str, BaseException], None]) -> None:
+    def __init__(
+        self, model: nn.Module, sampler: Sampler, receiver: Receiver, gradients: GradientHooks, fault: Callable[[str, BaseException], None]
+    ) -> None:
         super().__init__(sampler, receiver, gradients, fault)
         self.model = model
         self.mode = Trace(model, self, lambda error: fault("discovery", error))
         self.events: list[Event] = []
         self.mask_places: list[tuple[str, int, str]] = []
-        self._samples: dict[int, TokenSample] = {}
+        self._samples: dict[int, tuple[Layout, TokenSample]] = {}
         self._inputs: dict[int, list[tuple[Value, Tensor, int]]] = {}
         self._waiting: dict[int, AttentionObservation] = {}
         self._branches: dict[int, tuple[Operation, int, TokenSample, TokenSample]] = {}
@@ -55,6 +57,10 @@ class Discovery(Reader):
     @property
     def depth(self) -> int:
         return self.mode.depth
+
+    def ran(self, block: BlockPlan) -> bool:
+        """Whether the block ran: its parameters may hold gradients of an earlier step."""
+        return not block.missing or block.output is not None
 
     @property
     def attended(self) -> bool:
@@ -82,24 +88,25 @@ class Discovery(Reader):
         if not frame.leaf:
             tensors = [tensor for _, tensor in leaves((args, kwargs))]
             self._inputs[frame.index] = [
-                (value, tensor, tensor._version)
+                (value, tensor.clone(), -1) if tensor.is_inference() else (value, tensor, tensor._version)
                 for value, tensor in zip(frame.inputs, tensors, strict=True)
-                if is_readable(tensor) and not tensor.is_inference() and is_hidden(value)
+                if is_readable(tensor) and is_hidden(value)
             ]
 
     def left(self, frame: Frame, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         given = self._inputs.pop(frame.index, [])
         inside = [event for event in self.events if event.operation.index >= frame.first]
-        if frame.leaf or result is None or not inside:
+        if frame.leaf or result is None:
             return
-        label = inside[0].query_label
+        # what attends to nothing may turn out to be a block too; the label of a later attention is not known yet
+        label = inside[0].query_label if inside else (self.events[0].query_label if self.events else ())
         shapes = {value.shape for value, _, _ in given}
         for (_, value), (_, tensor) in zip(frame.outputs, leaves(result), strict=True):
             if is_readable(tensor) and is_hidden(value) and (value.shape in shapes or len(value.shape) <= 3):
                 self._sample(value, tensor, label)
                 self._watch_gradient(value, tensor)
         for value, tensor, version in given:
-            if tensor._version == version:
+            if version == -1 or tensor._version == version:
                 self._sample(value, tensor, label)
 
     # -- samples
@@ -135,7 +142,13 @@ class Discovery(Reader):
     def _addition(self, operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         tensors = [item for item in (*args, *kwargs.values()) if isinstance(item, Tensor)]
         heard = [event for event in self.events if event.scores in _SCORED]
-        if not heard or len(tensors) < 2 or not isinstance(result, Tensor) or not is_readable(result) or not is_hidden(operation.outputs[0]):
+        if (
+            not heard
+            or len(tensors) < 2
+            or not isinstance(result, Tensor)
+            or not is_readable(result)
+            or not is_hidden(operation.outputs[0])
+        ):
             return
         if operation.inputs[0].shape == operation.inputs[1].shape and operation.outputs[0].producer is operation:
             if any(operation.ancestry >> event.operation.index & 1 for event in heard[-1:]):
@@ -152,7 +165,13 @@ class Discovery(Reader):
 
     def _sample(self, value: Value, tensor: Tensor, label: Any) -> None:
         if value.index not in self._samples:
-            self._samples[value.index] = self.sampler.tokens(tensor, layout_of(value, label))
+            layout = layout_of(value, label)
+            self._samples[value.index] = (layout, self.sampler.tokens(tensor, layout))
+
+    def _sampled(self, value: Value | None, layout: Layout | None) -> TokenSample | None:
+        """The sample of a value, unless it was taken for another layout than turned out to be right."""
+        taken, sample = self._samples.get(value.index if value is not None else -1, (None, None))
+        return sample if layout is None or taken == layout else None
 
     # -- gradients
 
@@ -173,7 +192,9 @@ class Discovery(Reader):
         assert product is not None
         if product.left.static or product.right.static:
             return
-        tensors = dict(zip((value.index for value in operation.inputs), (t for _, t in leaves((args, tuple(kwargs.values())))), strict=False))
+        tensors = dict(
+            zip((value.index for value in operation.inputs), (t for _, t in leaves((args, tuple(kwargs.values())))), strict=False)
+        )
         for side, value in enumerate((product.left, product.right)):
             if value.index in tensors:
                 self._watch_operand(operation.index, side, tensors[value.index])
@@ -196,20 +217,21 @@ class Discovery(Reader):
         made = make_plan(self.mode.graph, self.events, self.model, causal, self.mask_places)
         for block, output, given in made.blocks:
             self._gradient_keys[output.index if output is not None else -1] = block.key
-            sample = self._samples.get(output.index) if output is not None else None
+            sample = self._sampled(output, block.layout)
             if sample is not None:
-                before = self._samples.get(given.index) if given is not None else None
-                self.receiver.block(block.key, BlockObservation(sample, before))
+                self.receiver.block(block.key, BlockObservation(sample, self._sampled(given, block.layout)))
         sites: dict[Key, Site] = {block.key: block.site for block, _, _ in made.blocks}
         for attention, found, stream in made.attentions:
             key: Key = ("event", found.first.operation.index)
             sites[key] = attention.site
-            self._deliver_waiting(key, [event.operation.index for event in found.events if found.parallel_heads] or [found.first.operation.index])
+            self._deliver_waiting(
+                key, [event.operation.index for event in found.events if found.parallel_heads] or [found.first.operation.index]
+            )
             for index, role, side in _operands(found.first):
                 self._operand_roles[(index, side)] = (key, role)
             joined = self._branches.get(found.first.operation.index)
             if joined is not None:
-                other = self._samples.get(stream.index) if stream is not None else joined[3]
+                other = self._sampled(stream, None) if stream is not None else joined[3]
                 if other is not None:
                     self.receiver.branch(key, counted(joined[2]), counted(other))
         self._samples.clear()
