@@ -181,11 +181,12 @@ class Observed:
                 plan, self.sites = self._reader.finish()
             if self.plan is None and self.heard_forward and not self.broken:
                 self.plan = self._selection.apply(plan, self._model)
-                chosen = {(site.kind, site.name): site for site in self.plan.sites.values()}
-                known = {key: chosen.get((site.kind, site.name)) for key, site in self.sites.items()}
-                self.sites = {key: site for key, site in known.items() if site is not None}
-                self._late = {key: site for key, site in self.plan.sites.items() if site not in self.sites.values()}
-                self.sites.update(self._late)
+                if self.plan is not plan:  # layers are counted anew among the chosen
+                    chosen = {(site.kind, site.name): site for site in self.plan.sites.values()}
+                    known = ((key, chosen.get((site.kind, site.name))) for key, site in self.sites.items())
+                    self.sites = {key: site for key, site in known if site is not None}
+                    self._late = {key: site for key, site in self.plan.sites.items() if site not in self.sites.values()}
+                    self.sites.update(self._late)
         except Exception as error:
             self._fault("reading the forward", error)
         self._seconds += time.perf_counter() - started
@@ -212,6 +213,8 @@ class Observed:
                     self._unreadable[keys[attention.site]] = str(reason)
                 else:
                     of_weights[keys[attention.site]] = (query, value)
+                    if not query or not value:
+                        self._unreadable[keys[attention.site]] = f"the weights that made its {'values' if query else 'queries'} have no gradient"
         return of_blocks, of_weights
 
     def weights(self) -> Iterator[tuple[Key, WeightObservation]]:

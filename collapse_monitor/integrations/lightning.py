@@ -279,7 +279,10 @@ class CollapseCallback(_Callback):
 
     def __getstate__(self) -> dict[str, Any]:
         """A copy, also one in another process, starts where this one is, with a monitor and windows of its own."""
-        return {**self.__dict__, "_restored": self.state_dict() or None, "_monitor": None, "_window": None}
+        own = {
+            name: value for name, value in self.__dict__.items() if name not in ("log", "log_dict")
+        }  # Lightning binds the model to these
+        return {**own, "_restored": self.state_dict() or None, "_monitor": None, "_window": None}
 
     # -- translation
 
