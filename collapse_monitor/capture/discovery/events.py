@@ -20,7 +20,8 @@ tokens. `router`: data against learned keys. `constant`: weights only. `channel`
 
 FUSED = frozenset({"scaled_dot_product_attention", "flex_attention"})
 _EXPONENTIALS = frozenset({"exp", "exp2", "exp_"})
-_WALK = 400
+WALK = 400
+"""How many steps a search along the graph takes at most."""
 
 
 @dataclass(slots=True, eq=False)
@@ -43,6 +44,7 @@ class Event:
     product: Operation | None = None
     consumer: Operation | None = None
     sinks: tuple[int, int] = (0, 0)  # how many columns before and after the keys have scores made by weights alone
+    inverted: bool = False  # normalised over the queries, then averaged over the keys: slots compete for tokens
 
     @property
     def heads(self) -> int | None:
@@ -183,7 +185,7 @@ def classify(name: str, product: Product, key_side: str) -> Scores:
 def products_above(source: Value, label: Label) -> Iterator[Operation]:
     """Nearest products the scores were made by; a product that only mixes other axes (heads) is passed through as well."""
     todo, seen, steps = [source], set[int](), 0
-    while todo and steps < _WALK:
+    while todo and steps < WALK:
         value = todo.pop(0)
         operation = value.producer
         steps += 1
@@ -255,61 +257,6 @@ def folding_of(labels: tuple[Label, ...], channels_known: bool) -> Folding:
     if not channels_known and len(leading) >= 2 and not any(role == "head" for axis in leading for role, _ in axis):
         leading[-1] = (("head", math.prod(atom.size for atom in labels[-1])),)
     return Folding(tuple(leading))
-
-
-def attach_consumer(event: Event) -> bool:
-    """Find the product that weighs data with this event's map over its keys; False where there is none."""
-    if event.weights is None:
-        return True
-    todo: list[tuple[Value, Value | None]] = [(event.weights, None)]
-    seen: set[int] = set()
-    while todo and len(seen) < _WALK:
-        value, weighed = todo.pop(0)
-        for operation in value.consumers:
-            if operation.index in seen:
-                continue
-            seen.add(operation.index)
-            other = _weighed_operand(operation, value, event)
-            if other is not None:
-                if other.static and event.scores != "constant":
-                    continue
-                event.consumer, event.value = operation, other
-                return True
-            if operation.name == "sum" and weighed is not None and any(related(value.labels[axis], event.key_label) for axis in operation.axes):
-                event.consumer, event.value = operation, weighed
-                return True
-            if operation.product is not None and not _mixes_other_axes(operation, value, event):
-                continue
-            if reduces(operation) or operation.name in FUSED:
-                continue
-            factor = weighed
-            if operation.name in ("mul", "__mul__", "__rmul__"):
-                factor = next((v for v in operation.inputs if v is not value and not v.static and len(v.shape) >= 2), weighed)
-            todo.extend((output, factor) for output in operation.outputs)
-    return False
-
-
-def _weighed_operand(operation: Operation, weights: Value, event: Event) -> Value | None:
-    product = operation.product
-    if product is None:
-        return None
-    for mine, other, axes in ((product.left, product.right, product.left_contracted), (product.right, product.left, product.right_contracted)):
-        if mine is weights and any(
-            related(weights.labels[axis], event.key_label) or (not weights.labels[axis] and event.key_length == 1) for axis in axes
-        ):
-            return other
-    lost = not any(related(label, event.key_label) for label in weights.labels) and event.key_length > 1
-    if lost and not product.left.static and not product.right.static:
-        return product.right if product.left is weights else product.left  # a skewed or chunked map: its axes could not be followed
-    return None
-
-
-def _mixes_other_axes(operation: Operation, weights: Value, event: Event) -> bool:
-    """Talking heads and re-attention: a product with a weight that leaves the key axis alone."""
-    product = operation.product
-    assert product is not None
-    other = product.right if product.left is weights else product.left
-    return other.static and any(related(label, event.key_label) for output in operation.outputs for label in output.labels)
 
 
 def kernel_event(operation: Operation) -> Event:

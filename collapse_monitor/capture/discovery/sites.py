@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from collapse_monitor.capture.discovery.axes import joined_positions, same_axis
-from collapse_monitor.capture.discovery.events import Event, Scores, attach_consumer, kernel_event
-from collapse_monitor.capture.discovery.graph import Frame, Graph, Operation, Value, common_frame
+from collapse_monitor.capture.discovery.axes import is_feature, joined_positions, same_axis
+from collapse_monitor.capture.discovery.consumers import attach_consumer
+from collapse_monitor.capture.discovery.events import Event, Scores, kernel_event
+from collapse_monitor.capture.discovery.graph import Frame, Graph, Operation, Product, Value, common_frame
 
 
 @dataclass(slots=True, eq=False)
@@ -42,14 +43,20 @@ def find_attention(graph: Graph, events: Iterable[Event]) -> tuple[list[FoundSit
             reason = "the same scores are also normalised over weights: a soft router"
         if reason is None:
             accepted.append(event)
-        elif event.scores == "constant" and consumed:
+        elif consumed and (event.scores == "constant" or (event.scores == "router" and event.inverted)):
             unsure.append(event)
         else:
             rejected[event.operation.frame.name or "model"] = reason
-    kinds = {_place(event).name.split(".")[-1] for event in accepted}
-    accepted += [event for event in unsure if _place(event).name.split(".")[-1] in kinds]
+    accepted += [event for event in unsure if _resembles(event, accepted)]
     accepted.sort(key=lambda event: event.operation.index)
     return _joined_heads(graph, _grouped(graph, accepted)), rejected
+
+
+def _resembles(event: Event, accepted: list[Event]) -> bool:
+    """Whether an attention like this one works on data: in the first layer queries, or all of it, may come from weights alone."""
+    if event.inverted:
+        return any(other.inverted and _place(other) is _place(event) for other in accepted)
+    return _place(event).name.split(".")[-1] in {_place(other).name.split(".")[-1] for other in accepted}
 
 
 def find_mixers(graph: Graph, events: Iterable[Event], sites: list[FoundSite]) -> list[FoundSite]:
@@ -152,7 +159,7 @@ def _crosses(graph: Graph, event: Event) -> bool:
     Keys that are mostly the queries' own tokens, with a memory or a prefix joined to them, do not make it cross attention.
     """
     query, key = event.query, event.key
-    if query.static != key.static:
+    if query.static != key.static or event.inverted:
         return True
     made_inside = [_made_inside(value, event) for value in (query, key)]
     if made_inside.count(True) == 1:
@@ -187,10 +194,19 @@ def _last_projection(value: Value) -> Operation | None:
         if operation is None or operation.index in seen:
             continue
         seen.add(operation.index)
-        if operation.product is not None and (operation.product.left.static or operation.product.right.static):
+        if operation.product is not None and _makes_features(operation.product):
             return operation
         todo.extend(value for value in operation.inputs if not value.static)
     return None
+
+
+def _makes_features(product: Product) -> bool:
+    """Whether it is a product of data with a weight that takes features to features, not tokens to tokens."""
+    if product.left.static == product.right.static:
+        return False
+    data, contracted = (product.right, product.right_contracted) if product.left.static else (product.left, product.left_contracted)
+    over_features = any(is_feature(data.labels[axis]) for axis in contracted)
+    return over_features or not any(is_feature(label) for label in data.labels)
 
 
 def _older_sources(graph: Graph, value: Value, start: int) -> frozenset[int]:

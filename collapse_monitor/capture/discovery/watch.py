@@ -222,7 +222,8 @@ class Discovery(Reader):
                 self.receiver.block(block.key, BlockObservation(sample, self._sampled(given, block.layout)))
         sites: dict[Key, Site] = {block.key: block.site for block, _, _ in made.blocks}
         for attention, found, stream in made.attentions:
-            key: Key = ("event", found.first.operation.index)
+            # the rows of an inverted map were read along the wrong axis: they come with the next window
+            key: Key = ("inverted" if found.first.inverted else "event", found.first.operation.index)
             sites[key] = attention.site
             self._deliver_waiting(
                 key, [event.operation.index for event in found.events if found.parallel_heads] or [found.first.operation.index]
