@@ -214,9 +214,11 @@ class Monitor:
             return
         missing = dict(observed.missing)
         if observed.backward_seen:
-            receiver.parameters(*self._parameter_gradients(observed, scale))
+            receiver.parameters(*self._parameter_gradients(observed, scale), unknown=observed.unknown_weights)
         else:
             missing.update(dict.fromkeys(_GRADIENT_READINGS, "backward did not run inside the observed window"))
+        if self.schedule.weights_due():
+            self.schedule.spread(receiver.weights(observed.weights()))
         self._ledger.enter(receiver.launch(step, observed.sites, missing, notes=observed.notes, source=observed.source))
         for what, error in receiver.faults:
             fault(f"metric {what}", error)
@@ -323,9 +325,9 @@ def probe(model: nn.Module, *args: Any, **kwargs: Any) -> Snapshot:
     receiver = Window(DEFAULT_METRICS)
     observed = _heard(model, args, kwargs, receiver)
     assert observed.plan is not None
-    problem = observed.plan.problem()
-    if problem is not None:
+    if (problem := observed.plan.problem()) is not None:
         raise ValueError(problem)
+    receiver.weights(observed.weights())
     missing = {**observed.missing, **dict.fromkeys(_GRADIENT_READINGS, "probe runs no backward")}
     return receiver.launch(0, observed.sites, missing, source="probe").snapshot()
 

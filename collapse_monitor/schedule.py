@@ -13,6 +13,9 @@ GRACE_SAMPLES, GRACE_SECONDS, GRACE_LIMIT = 40, 0.5, 5.0
 """The budget binds after so many samples that cost so much, or at a cost of the limit: a share of the first moments means nothing."""
 _REMEMBERED = 21
 
+WEIGHTS_EVERY = 10
+"""Projections change slowly: their weights are read with the first of every ten samples."""
+
 
 class Schedule:
     """Decides step by step. With a number, a step is sampled when `step // every` has changed since the last sampled one.
@@ -39,6 +42,8 @@ class Schedule:
         self._mark: tuple[float, int] | None = None  # when the step number in progress was first asked for
         self._paid = 0.0  # since then, for samples
         self._gap = 1
+        self._turn = 0
+        self._rare, self._rare_now = 0.0, 0.0
         self._before: int | None = None
 
     def wants(self, step: int) -> bool:
@@ -77,6 +82,8 @@ class Schedule:
     def charge(self, seconds: float, once: bool = False) -> str | None:
         """Book what a sampled step cost; `once` for what will not come again. A sentence when the interval changes."""
         self._paid += seconds
+        seconds += self._rare - self._rare_now
+        self._rare_now = 0.0
         if once:
             return None
         self._spent += seconds
@@ -98,6 +105,15 @@ class Schedule:
                 f"{1e3 * step_time:.1f} ms, and the budget is {self._budget:.1%} of training time (budget=None switches this off)"
             )
         return None
+
+    def weights_due(self) -> bool:
+        """Whether this sample reads the weights of the projections too. Call once for each."""
+        self._turn += 1
+        return self._turn % WEIGHTS_EVERY == 1
+
+    def spread(self, seconds: float) -> None:
+        """Say how much of what this sample will be charged comes with one sample in ten only: all of them bear it alike."""
+        self._rare, self._rare_now = seconds / WEIGHTS_EVERY, seconds
 
     def charge_late(self, seconds: float) -> None:
         """Book what the last sample cost after its window: reading its numbers."""

@@ -20,7 +20,7 @@ from collapse_monitor.capture.plan import Plan
 from collapse_monitor.capture.sampling import Sampler
 from collapse_monitor.capture.selection import Selection
 from collapse_monitor.capture.window import Observed
-from collapse_monitor.observation import Key, Receiver
+from collapse_monitor.observation import Key, Receiver, WeightObservation
 from collapse_monitor.records import Site
 
 Fault = Callable[[str, BaseException], None]
@@ -224,6 +224,13 @@ class Probed:
         self, gradient: Callable[[nn.Parameter], Tensor | None]
     ) -> tuple[dict[Key, list[Tensor]], dict[Key, tuple[list[Tensor], list[Tensor]]]]:
         return self._inner.parameter_gradients(gradient) if self._inner is not None else ({}, {})
+
+    def weights(self) -> Iterator[tuple[Key, WeightObservation]]:
+        return self._inner.weights() if self._inner is not None else iter(())
+
+    @property
+    def unknown_weights(self) -> dict[Key, str]:
+        return self._inner.unknown_weights if self._inner is not None else {}
 
 
 def _stop() -> None:

@@ -214,7 +214,8 @@ class Observed:
                 else:
                     of_weights[keys[attention.site]] = (query, value)
                     if not query or not value:
-                        self._unreadable[keys[attention.site]] = f"the weights that made its {'values' if query else 'queries'} have no gradient"
+                        side = "values" if query else "queries"
+                        self._unreadable[keys[attention.site]] = f"the weights that made its {side} have no gradient"
         return of_blocks, of_weights
 
     def weights(self) -> Iterator[tuple[Key, WeightObservation]]:

@@ -35,11 +35,12 @@ ROWS = frozenset(
         "logit_std",
     }
 )
+WEIGHTS = frozenset({"qk_spectral_norm", "value_condition"})
 RATIOS = frozenset({"branch_ratio", "qk_to_v_gradient", "qk_to_v_weight_gradient"})
 NORMS = frozenset({"gradient_norm", "parameter_gradient_norm"})
 
 TOGETHER: Mapping[int, str] = {
-    id(getattr(catalogue, name)): name for name in TOKENS | TRANSITIONS | ROWS | RATIOS | NORMS | {"pooled_rank"}
+    id(getattr(catalogue, name)): name for name in TOKENS | TRANSITIONS | ROWS | RATIOS | NORMS | WEIGHTS | {"pooled_rank"}
 }
 """Identity of a metric function -> its name, for those that this package computes from shared intermediates."""
 
@@ -48,6 +49,9 @@ BLOCK_READS: frozenset[Reads] = frozenset({"hidden", "transition", "gradient", "
 
 PER_SITE_READS: frozenset[Reads] = frozenset({"branch", "qv_gradient", "qv_weight_gradient"})
 """What gives one number per attention site in place of one per head."""
+
+WEIGHT_READS: frozenset[Reads] = frozenset({"qk_weights", "value_weights"})
+"""What is read at attention sites, but only now and then."""
 
 GRADIENT_READS: frozenset[Reads] = frozenset({"gradient", "parameter_gradients", "qv_gradient", "qv_weight_gradient"})
 """What only backward gives."""

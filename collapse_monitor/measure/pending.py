@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from collapse_monitor.measure.demand import BLOCK_READS, GRADIENT_READS, PER_SITE_READS, Demand
+from collapse_monitor.measure.demand import BLOCK_READS, GRADIENT_READS, PER_SITE_READS, WEIGHT_READS, Demand
 from collapse_monitor.measure.evaluate import BlockEvaluation, BlockReadings
 from collapse_monitor.measure.faults import Faults
 from collapse_monitor.measure.heads import AttentionEvaluation, HeadReadings
@@ -15,6 +15,7 @@ from collapse_monitor.measure.pack import Parcel
 from collapse_monitor.measure.ranks import average_over_ranks
 from collapse_monitor.measure.reasons import Reasons
 from collapse_monitor.measure.scalars import ScalarEvaluation, ScalarReadings
+from collapse_monitor.measure.weights import WeightEvaluation, WeightReadings
 from collapse_monitor.observation import Key
 from collapse_monitor.records import Site, Snapshot
 
@@ -31,6 +32,9 @@ class Outline:
     context: Mapping[str, float]
     heard: frozenset[Key]
     refused: Mapping[Key, str]
+
+
+_Evaluations = tuple[BlockEvaluation, AttentionEvaluation, ScalarEvaluation, WeightEvaluation]
 
 
 class Pending:
@@ -50,10 +54,11 @@ class Pending:
         blocks: BlockEvaluation,
         attention: AttentionEvaluation,
         scalars: ScalarEvaluation,
+        weights: WeightEvaluation,
     ) -> None:
         self._outline, self._demand, self._faults = outline, demand, faults
         self._parcel: Parcel | None = parcel
-        self._evaluations: tuple[BlockEvaluation, AttentionEvaluation, ScalarEvaluation] | None = (blocks, attention, scalars)
+        self._evaluations: _Evaluations | None = (blocks, attention, scalars, weights)
         self._snapshot: Snapshot | None = None
         self.bytes, self.copies = parcel.bytes, parcel.copies
 
@@ -82,10 +87,11 @@ class Pending:
         outline, parcel = self._outline, self._parcel
         assert parcel is not None
         assert self._evaluations is not None
-        for_blocks, for_attention, for_scalars = self._evaluations
+        for_blocks, for_attention, for_scalars, for_weights = self._evaluations
         blocks = self._faults.attempt("block readings", lambda: for_blocks.read(parcel)) or BlockReadings()
         heads = self._faults.attempt("attention readings", lambda: for_attention.read(parcel)) or HeadReadings()
         scalars = self._faults.attempt("gradient readings", lambda: for_scalars.read(parcel)) or ScalarReadings()
+        weights = self._faults.attempt("weight readings", lambda: for_weights.read(parcel)) or WeightReadings()
         per_block: dict[str, tuple[float, ...]] = {}
         per_head: dict[str, tuple[tuple[float, ...], ...]] = {}
         reasons = Reasons(outline.sites, outline.missing, self._faults)
@@ -99,12 +105,13 @@ class Pending:
             elif metric.reads in PER_SITE_READS:
                 found = scalars.values.get(metric.name, {})
                 per_head[metric.name] = tuple((found.get(key, math.nan),) for key in keys["attention"])
-                reasons.explain(metric, keys["attention"], found, scalars.refused)
+                unknown = for_scalars.unknown if metric.reads == "qv_weight_gradient" else {}
+                reasons.explain(metric, keys["attention"], found, {**scalars.refused, **unknown})
             else:
-                several = heads.values.get(metric.name, {})
+                several = (weights if metric.reads in WEIGHT_READS else heads).values.get(metric.name, {})
                 empty = {key: (math.nan,) * (heads.heads.get(key) or outline.sites[key].heads or 1) for key in keys["attention"]}
                 per_head[metric.name] = tuple(several.get(key, empty[key]) for key in keys["attention"])
-                reasons.explain(metric, keys["attention"], several, {})
+                reasons.explain(metric, keys["attention"], several, for_weights.unknown(metric.reads))
         return Snapshot(
             step=outline.step,
             sites=tuple(outline.sites.values()),

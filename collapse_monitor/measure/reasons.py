@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 
-from collapse_monitor.measure.demand import GRADIENT_READS
+from collapse_monitor.measure.demand import GRADIENT_READS, WEIGHT_READS
 from collapse_monitor.measure.faults import Faults
 from collapse_monitor.metrics import Metric, Reads
 from collapse_monitor.observation import Key
@@ -53,6 +53,8 @@ UNDEFINED_READS: Mapping[Reads, str] = {
     "qv_gradient": "the gradient of v is zero, or one of both holds NaN or Inf",
     "qv_weight_gradient": "the gradient of v is zero, or one of both holds NaN or Inf",
     "features": "the sequence means are all zero, or too few of them finite",
+    "qk_weights": "the weights hold NaN or Inf",
+    "value_weights": "the weights are all zero, or hold NaN or Inf",
 }
 
 
@@ -100,8 +102,11 @@ class Reasons:
             return known[key]
         if key in found:
             return UNDEFINED.get(metric.name) or UNDEFINED_READS.get(metric.reads)
-        gradients = metric.reads in GRADIENT_READS
-        groups = ("gradient readings", "parameter gradient readings") if gradients else ("block readings", "attention readings")
+        groups: tuple[str, ...] = ("block readings", "attention readings")
+        if metric.reads in GRADIENT_READS:
+            groups = ("gradient readings", "parameter gradient readings")
+        elif metric.reads in WEIGHT_READS:
+            groups = ("weight readings",)
         fault = next((reason for reason in map(self._faults.reason, groups) if reason is not None), None)
         return fault or ABSENT.get(metric.reads) or UNDEFINED.get(metric.name)
 

@@ -37,6 +37,7 @@ class ScalarEvaluation:
         self._own: dict[str, dict[Key, Slot]] = {}
         self._waiting: dict[Key, dict[str, tuple[Slot | None, Tensor | None]]] = {}
         self._refused: dict[Key, str] = {}
+        self.unknown: dict[Key, str] = {}
 
     def branch(self, key: Key, branch: Tensor, stream: Tensor) -> None:
         """The operands of an addition."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
 from torch import Tensor
 
-from collapse_monitor.measure.demand import Demand
+from collapse_monitor.measure.demand import WEIGHT_READS, Demand
 from collapse_monitor.measure.evaluate import BlockEvaluation
 from collapse_monitor.measure.faults import Faults
 from collapse_monitor.measure.heads import AttentionEvaluation
@@ -18,8 +19,9 @@ from collapse_monitor.measure.pooled import PooledFeatures
 from collapse_monitor.measure.precision import undisturbed
 from collapse_monitor.measure.scalars import ScalarEvaluation
 from collapse_monitor.measure.stack import reason_against_sample
+from collapse_monitor.measure.weights import WeightEvaluation
 from collapse_monitor.metrics import Metric
-from collapse_monitor.observation import AttentionObservation, BlockObservation, Key
+from collapse_monitor.observation import AttentionObservation, BlockObservation, Key, WeightObservation
 from collapse_monitor.records import Site
 
 
@@ -42,6 +44,7 @@ class Window:
         self._pack = Pack()
         self._attention = AttentionEvaluation(self._demand, self._faults, self._pack)
         self._scalars = ScalarEvaluation(self._demand, self._faults, self._pack, loss_scale)
+        self._weights = WeightEvaluation(self._demand, self._faults, self._pack)
         self._evaluation = BlockEvaluation(self._demand, self._faults, history)
         self._blocks: dict[Key, BlockObservation] = {}
         self._heard: set[tuple[str, Key]] = set()
@@ -93,6 +96,7 @@ class Window:
         gradients: Mapping[Key, Sequence[Tensor]],
         qv: Mapping[Key, tuple[list[Tensor], list[Tensor]]],
         loss_scale: float | None = None,
+        unknown: Mapping[Key, str] | None = None,
     ) -> None:
         """The gradients of parameters, when the window closes.
 
@@ -100,13 +104,27 @@ class Window:
             gradients: of the parameters of each block.
             qv: for each attention those of the weights that made q, and of those that made v.
             loss_scale: the factor still in these gradients, if an optimiser has taken it off already; None: that of the window.
+            unknown: why `qv` lacks an attention.
         """
+        self._scalars.unknown.update(unknown or {})
         if not self._demand.asks("parameter_gradients", "qv_weight_gradient"):
             return
         tensors = [tensor for group in (*gradients.values(), *(side for pair in qv.values() for side in pair)) for tensor in group]
         scale = self._loss_scale if loss_scale is None else loss_scale
         if tensors:
             self._quietly("parameter gradient readings", tensors[0], lambda: self._scalars.parameters(gradients, qv, scale))
+
+    def weights(self, found: Iterable[tuple[Key, WeightObservation]]) -> float:
+        """The weights that made q, k and v of each attention, on steps where they are read; reduced now.
+
+        Returns:
+            the seconds of the host that took.
+        """
+        started = time.perf_counter()
+        if self._demand.asks(*WEIGHT_READS):
+            with undisturbed("cpu", "cuda", "mps", "xpu"):
+                self._faults.attempt("weight readings", lambda: self._weights.observe(found))
+        return time.perf_counter() - started
 
     def launch(
         self,
@@ -144,7 +162,7 @@ class Window:
             frozenset(key for kind, key in self._heard if kind in ("attention", "block")),
             self._refused,
         )
-        return Pending(outline, self._demand, self._faults, parcel, self._evaluation, self._attention, self._scalars)
+        return Pending(outline, self._demand, self._faults, parcel, self._evaluation, self._attention, self._scalars, self._weights)
 
     def _first(self, kind: str, key: Key) -> bool:
         """Recomputation and accumulation fire again: the first time counts."""

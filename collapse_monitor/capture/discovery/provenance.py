@@ -170,7 +170,7 @@ class Search:
         return [part for part in data if not any(part is other for other in statistics)], statistics
 
     def _data(self, operands: Sequence[Value]) -> list[Value]:
-        """The operands a hidden state may have gone into. Others are constants: if no hidden state shares their origin, checked at the end."""
+        """The operands a hidden state may have gone into. The others are constants, unless they share its origin: checked at the end."""
         data = [part for part in operands if not part.static and self._ancestors.learned(part)]
         self._asides += [part for part in operands if not part.static and not any(part is other for other in data)]
         return data
