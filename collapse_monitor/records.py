@@ -22,7 +22,10 @@ class Severity(enum.StrEnum):
     @property
     def rank(self) -> int:
         """0, 1 or 2: larger is more urgent."""
-        return list(Severity).index(self)
+        return _RANKS[self]
+
+
+_RANKS = {severity: rank for rank, severity in enumerate(Severity)}
 
 
 @dataclass(frozen=True, slots=True)

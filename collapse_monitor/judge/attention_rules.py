@@ -7,7 +7,8 @@ import numpy as np
 from collapse_monitor.judge.baseline import Baseline
 from collapse_monitor.judge.history import History
 from collapse_monitor.judge.readings import Mask, Values
-from collapse_monitor.judge.thresholds import LEVELS, SIGMAS, Level, bound
+from collapse_monitor.judge.threshold import Level
+from collapse_monitor.judge.thresholds import LEVELS, SIGMAS, bound
 from collapse_monitor.records import Condition, Severity, Snapshot
 
 

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from collapse_monitor.judge.readings import Mask, Values
-from collapse_monitor.judge.thresholds import SMALLEST_DEVIATION, WINDOW_CHECKS, Scale
+from collapse_monitor.judge.threshold import Scale
+from collapse_monitor.judge.thresholds import SMALLEST_DEVIATION, WINDOW_CHECKS
 
 
 def to_scale(values: Values, scale: Scale) -> Values:

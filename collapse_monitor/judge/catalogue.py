@@ -3,33 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
-
-@dataclass(frozen=True, slots=True)
-class Phenomenon:
-    """One phenomenon.
-
-    Attributes:
-        name: of the rule that finds it, and the docs anchor.
-        summary: one sentence that says what has happened.
-        next_step: the first thing to look at.
-        causes: usual causes, most likely first.
-        remedies: what counters it, with the paper.
-        readings: metrics that belong to the evidence, beside the one that fired.
-    """
-
-    name: str
-    summary: str
-    next_step: str
-    causes: tuple[str, ...]
-    remedies: tuple[str, ...]
-    readings: tuple[str, ...]
-
-    @property
-    def anchor(self) -> str:
-        return f"phenomena.md#{self.name}"
-
+from collapse_monitor.judge.phenomenon import Phenomenon
+from collapse_monitor.judge.role_catalogue import ROLE_PHENOMENA
 
 CATALOGUE: Mapping[str, Phenomenon] = {
     phenomenon.name: phenomenon
@@ -56,6 +32,9 @@ CATALOGUE: Mapping[str, Phenomenon] = {
                 "qk_to_v_gradient",
                 "attention_uniformity",
             ),
+            against="if all gradients of the early layers are small, those of the values too, they vanish for another reason",
+            rises=("token_similarity",),
+            falls=("relative_residual", "effective_rank", "qk_to_v_gradient"),
         ),
         Phenomenon(
             name="oversmoothing",
@@ -71,6 +50,9 @@ CATALOGUE: Mapping[str, Phenomenon] = {
                 "contrast tokens within a sequence, ContraNorm (Guo et al. 2023, arXiv 2303.06562)",
             ),
             readings=("token_similarity", "relative_residual", "effective_rank", "attention_uniformity", "branch_ratio"),
+            against="the rank may stay full while cosines rise, and the loss may be fine",
+            rises=("token_similarity",),
+            falls=("relative_residual", "contraction", "effective_rank"),
         ),
         Phenomenon(
             name="attention_entropy_collapse",
@@ -86,6 +68,9 @@ CATALOGUE: Mapping[str, Phenomenon] = {
                 "normalise queries and keys, QK-norm (Dehghani et al. 2023, arXiv 2302.05442)",
             ),
             readings=("attention_uniformity", "max_logit", "logit_std", "sink_mass", "qk_to_v_gradient"),
+            against="single sharp heads point, and heads on the first keys are sinks: both are healthy",
+            rises=("max_logit", "logit_std"),
+            falls=("attention_uniformity",),
         ),
         Phenomenon(
             name="logit_explosion",
@@ -101,6 +86,8 @@ CATALOGUE: Mapping[str, Phenomenon] = {
                 "normalise queries and keys, QK-norm (Dehghani et al. 2023, arXiv 2302.05442; Wortsman et al. 2023, arXiv 2309.14322)",
             ),
             readings=("max_logit", "logit_std", "attention_uniformity", "qk_spectral_norm", "gradient_norm"),
+            against="a constant added to all logits of a row changes nothing: logit_std stays small",
+            rises=("max_logit", "logit_std", "qk_spectral_norm"),
         ),
         Phenomenon(
             name="non_finite",
@@ -116,7 +103,10 @@ CATALOGUE: Mapping[str, Phenomenon] = {
                 "clip the gradient norm (Pascanu et al. 2013, arXiv 1211.5063) and bound the logits (Zhai et al. 2023, arXiv 2303.06296)",
             ),
             readings=("nonfinite", "max_logit", "massive_activation", "gradient_norm"),
+            against="a gradient scaler provokes infinite gradients now and then on purpose",
+            rises=("nonfinite",),
         ),
+        *ROLE_PHENOMENA,
     )
 }
 """Every phenomenon by name. Rules of your own need no entry: their findings then carry the evidence alone."""

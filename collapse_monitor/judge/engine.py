@@ -11,7 +11,7 @@ from collapse_monitor.judge.episode import Episode, Layer, RuleState
 from collapse_monitor.judge.findings import compose_finding
 from collapse_monitor.judge.history import History
 from collapse_monitor.judge.mute import Mute, resolve_mute
-from collapse_monitor.judge.rule import Rule, checks_of, name_of
+from collapse_monitor.judge.rule import Rule, checks_of, name_of, tells_loss
 from collapse_monitor.judge.rules import SILENCES, SILENCES_DOWNSTREAM, resolve_rules
 from collapse_monitor.judge.thresholds import NO_DATA_CHECKS, REMIND_CHECKS
 from collapse_monitor.judge.wording import firing_message, no_data_message, reminder_message, resolved_message
@@ -126,7 +126,10 @@ class Judge:
     def _conditions(self, name: str, rule: Rule, snapshot: Snapshot) -> dict[Layer, Condition]:
         """What a rule says, the worst per layer, without what is muted. Nothing, and off with it, when it raises."""
         try:
-            found = _worst_per_layer(rule(snapshot, self.history))
+            conditions = rule(snapshot, self.history)
+            if not self._states[name].episodes and not tells_loss(rule):
+                conditions = _one_unread(conditions)
+            found = _worst_per_layer(conditions)
         except Exception as error:
             self.faults.append((name, error))
             self._off.add(name)
@@ -182,6 +185,8 @@ class Judge:
             layers = _numbered(lost)
             unread = state.unread[lost[0]]
             fires = any(layer in state.firing for layer in lost)
+            if not fires and not tells_loss(self._rules[name]):
+                return
             severity = Severity.WARNING if fires else Severity.INFO
             message = no_data_message(name, layers, unread.since, unread.last.metric, fires, snapshot)
             yield _alert(name, "no_data", severity, snapshot.step, unread.since, layers, unread.last, message, None)
@@ -205,10 +210,16 @@ def _worst_per_layer(conditions: Iterable[Condition]) -> dict[Layer, Condition]:
         if not isinstance(condition, Condition):
             raise TypeError(f"a rule returns a list of Condition, this one returned a {type(condition).__name__} in it")
         before = worst.get(condition.layer)
-        rank = (order[condition.state], condition.severity.rank)
-        if before is None or rank > (order[before.state], before.severity.rank):
+        if before is None or (order[condition.state], condition.severity.rank) > (order[before.state], before.severity.rank):
             worst[condition.layer] = condition
     return worst
+
+
+def _one_unread(conditions: Iterable[Condition]) -> list[Condition]:
+    """One layer without a reading stands for all of them, where nobody is told which."""
+    conditions = list(conditions)
+    seen = [condition for condition in conditions if condition.state != "no_data"]
+    return seen if len(seen) == len(conditions) else [*seen, next(c for c in conditions if c.state == "no_data")]
 
 
 def _without_echoes(firing: Firing) -> Firing:

@@ -35,7 +35,7 @@ def compose_finding(rule: str, episodes: Mapping[Layer, Episode], snapshot: Snap
         beside = {metric: _beside(metric, layers[0], snapshot, history) for metric in phenomenon.readings if metric not in evidence}
         evidence.update({metric: found for metric, found in beside.items() if found is not None})
         unread = [metric for metric, found in beside.items() if found is None]
-        against = (f"not read: {', '.join(unread)}",) if unread else ()
+        against = (*((phenomenon.against,) if phenomenon.against else ()), *((f"not read: {', '.join(unread)}",) if unread else ()))
     return Finding(
         phenomenon=rule,
         severity=max((episode.severity or Severity.INFO for episode in ordered), key=lambda severity: severity.rank),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +32,7 @@ class History:
 
     A baseline is kept for every metric that a rule has asked for once; it counts after `warmup` checks and follows the readings with
     a memory of 40 checks. Layers on which an alert is pending or firing are left out, so that a collapse never becomes the new normal.
-    Besides the metrics of the snapshot there is `rank_share`: effective rank over attainable rank.
+    Besides the metrics of the snapshot there are the derived ones of `Readings.layer`.
 
     >>> from collapse_monitor.records import Site, Snapshot
     >>> history = History(warmup=2)
@@ -52,6 +53,9 @@ class History:
         self._first: int | None = None
         self._names: tuple[str, ...] = ()
         self._now: tuple[Snapshot, Readings] | None = None
+        self._lowest: dict[str, float] = {}
+        self._logged: dict[str, float] = {}
+        self.latest: Snapshot | None = None
 
     def read(self, snapshot: Snapshot) -> Readings:
         """The readings of a snapshot as arrays."""
@@ -94,6 +98,14 @@ class History:
         track = self._layers.setdefault(metric, None)
         return [] if track is None else list(track.recent)
 
+    def lowest(self, name: str) -> float | None:
+        """The lowest value that was logged under this name, such as `val_loss`."""
+        return self._lowest.get(name)
+
+    def logged(self, name: str, snapshot: Snapshot) -> float:
+        """What was logged under this name, with this snapshot or last before it; nan if nothing was."""
+        return snapshot.context.get(name, self._logged.get(name, math.nan))
+
     def steps(self, snapshot: Snapshot) -> int:
         """Training steps between the first check and this one."""
         return 0 if self._first is None else snapshot.step - self._first
@@ -118,7 +130,12 @@ class History:
             self._layers[metric] = _updated(track, metric, snapshot.step, now.layer(metric), still[:-1], RECENT_CHECKS)
         for metric, track in self._heads.items():
             self._heads[metric] = _updated(track, metric, snapshot.step, now.heads(metric), still[now.attention_layers][:, None], 0)
+        for name, value in snapshot.context.items():
+            if math.isfinite(value):
+                self._logged[name] = value
+                self._lowest[name] = min(value, self._lowest.get(name, value))
         self.checks += 1
+        self.latest = snapshot
         self._first = snapshot.step if self._first is None else self._first
         self._now = None
 
@@ -129,6 +146,8 @@ class History:
             "first": self._first,
             "streaks": {name: [streak.step, listed(streak.checks), listed(streak.since)] for name, streak in self._streaks.items()},
             "names": list(self._names),
+            "lowest": dict(self._lowest),
+            "logged": dict(self._logged),
             "layers": {metric: None if track is None else track.state_dict() for metric, track in self._layers.items()},
             "heads": {metric: None if track is None else track.state_dict() for metric, track in self._heads.items()},
         }
@@ -142,6 +161,7 @@ class History:
             for name, (step, checks, since) in state["streaks"].items()
         }
         self._names = tuple(state["names"])
+        self._lowest, self._logged = dict(state.get("lowest", {})), dict(state.get("logged", {}))
         self._layers = {
             metric: None if track is None else Track.from_state(track, RECENT_CHECKS) for metric, track in state["layers"].items()
         }

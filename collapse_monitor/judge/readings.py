@@ -7,6 +7,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from collapse_monitor.judge.thresholds import bound
 from collapse_monitor.records import Snapshot
 
 Values: TypeAlias = NDArray[np.float64]
@@ -49,7 +50,12 @@ class Readings:
         self.attainable: Values = np.where(ranks > 0, ranks, np.nan)
 
     def layer(self, metric: str) -> Values:
-        """`[layer]`; an attention metric is the mean over the heads of the block's self-attention; `rank_share` is rank over attainable."""
+        """`[layer]`; an attention metric is the mean over the heads of the block's self-attention.
+
+        Four are derived: `rank_share` is rank over attainable, `selectivity` 1 - attention_uniformity,
+        `dependent_share` input_dependence over that, and `gradient_gain` the norm of
+        the gradient before a block (nan for the first) over that behind it.
+        """
         if metric not in self._layer:
             self._layer[metric] = self._read_layer(metric)
         return self._layer[metric]
@@ -67,6 +73,17 @@ class Readings:
     def _read_layer(self, metric: str) -> Values:
         if metric == "rank_share":
             return self.layer("effective_rank") / self.attainable
+        if metric == "selectivity":
+            return np.maximum(1 - self.layer("attention_uniformity"), 0)
+        if metric == "dependent_share":
+            selectivity = self.layer("selectivity")
+            known = selectivity >= bound("map.least_selectivity", "fire")
+            return np.divide(self.layer("input_dependence"), selectivity, out=np.full(self.blocks, np.nan), where=known)
+        if metric == "gradient_gain":
+            norm = self.layer("gradient_norm")
+            with np.errstate(divide="ignore", invalid="ignore"):
+                gain: Values = np.append(np.nan, norm[:-1])[: len(norm)] / norm
+            return np.where(np.isfinite(gain), gain, np.nan)
         if metric in self._snapshot.blocks:
             return np.array(self._snapshot.blocks[metric], dtype=np.float64)
         if metric not in self._snapshot.attention:

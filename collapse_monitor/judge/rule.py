@@ -36,6 +36,17 @@ def confirmed_after(checks: int) -> Callable[[_R], _R]:
     return mark
 
 
+def told_while_firing(rule: _R) -> _R:
+    """Decorate a rule that tells of lost readings only where it fires: other rules tell when a block is not read at all."""
+    rule.tells_loss = False  # type: ignore[attr-defined]
+    return rule
+
+
+def tells_loss(rule: Rule) -> bool:
+    """Whether the rule tells of lost readings where it does not fire."""
+    return bool(getattr(rule, "tells_loss", True))
+
+
 def name_of(rule: Rule) -> str:
     """The name alerts carry: the rule's `name`, else its function name, else that of its class."""
     return str(getattr(rule, "name", None) or getattr(rule, "__name__", None) or type(rule).__name__)

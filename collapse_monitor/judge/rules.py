@@ -6,21 +6,60 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 
 from collapse_monitor.judge.attention_rules import attention_entropy_collapse, logit_explosion
+from collapse_monitor.judge.flow_rules import bypassed_attention, exploding_gradient, vanishing_gradient
+from collapse_monitor.judge.map_rules import (
+    attention_stagnation,
+    head_redundancy,
+    input_independent_attention,
+    single_column_attention,
+    uniform_attention,
+)
 from collapse_monitor.judge.rule import Rule, checks_of, name_of
+from collapse_monitor.judge.sample_rules import dead_tokens, dimensional_collapse, overfitting, width_collapse
 from collapse_monitor.judge.token_rules import non_finite, oversmoothing, rank_collapse
 
-DEFAULT_RULES: tuple[Rule, ...] = (non_finite, rank_collapse, oversmoothing, logit_explosion, attention_entropy_collapse)
+DEFAULT_RULES: tuple[Rule, ...] = (
+    non_finite,
+    rank_collapse,
+    oversmoothing,
+    width_collapse,
+    logit_explosion,
+    attention_entropy_collapse,
+    uniform_attention,
+    single_column_attention,
+    head_redundancy,
+    attention_stagnation,
+    input_independent_attention,
+    bypassed_attention,
+    vanishing_gradient,
+    exploding_gradient,
+    dimensional_collapse,
+    dead_tokens,
+    overfitting,
+)
 """The built-in rules. Their names are the phenomena they name."""
+
+_ALIKE = ("head_redundancy", "attention_stagnation", "input_independent_attention")
+_OF_TOKENS = ("oversmoothing", "width_collapse", "dead_tokens", "dimensional_collapse", "vanishing_gradient", "exploding_gradient")
+_OF_MAPS = ("uniform_attention", "single_column_attention", *_ALIKE)
 
 SILENCES: Mapping[str, tuple[str, ...]] = {
     "non_finite": tuple(name_of(rule) for rule in DEFAULT_RULES[1:]),
-    "rank_collapse": ("oversmoothing",),
+    "rank_collapse": _OF_TOKENS,
+    "logit_explosion": _OF_MAPS,
+    "attention_entropy_collapse": _OF_MAPS,
+    "single_column_attention": _ALIKE,
+    "uniform_attention": _ALIKE,
+    "head_redundancy": ("attention_stagnation",),
+    "dead_tokens": ("dimensional_collapse",),
 }
 """Echoes: while the rule on the left fires on a layer, those on the right say nothing about that layer."""
 
 SILENCES_DOWNSTREAM: Mapping[str, tuple[str, ...]] = {
     "non_finite": tuple(name_of(rule) for rule in DEFAULT_RULES[1:]),
-    "rank_collapse": ("oversmoothing", "attention_entropy_collapse"),
+    "rank_collapse": (*_OF_TOKENS, *_OF_MAPS, "attention_entropy_collapse", "bypassed_attention"),
+    "oversmoothing": _OF_MAPS,
+    "dead_tokens": ("oversmoothing", *_OF_MAPS),
 }
 """Echoes further down: nothing is said about layers behind the origin either, since what they read is already spoilt."""
 

@@ -7,23 +7,9 @@ run's own baseline, in the scale of the reading (`SCALES`); it counts only if it
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
 
-Scale = Literal["linear", "log", "log1p", "gap"]
-Level = Literal["fire", "hold"]
-
-
-@dataclass(frozen=True, slots=True)
-class Threshold:
-    """One bound of one rule."""
-
-    name: str
-    fire: float
-    hold: float
-    reason: str
-    source: str
-
+from collapse_monitor.judge.role_thresholds import ROLE_TABLE
+from collapse_monitor.judge.threshold import Level, Scale, Threshold
 
 _TABLE = (
     Threshold(
@@ -56,6 +42,14 @@ _TABLE = (
         "The same for the first block, whose input may be small beside what it adds (healthy: .10 and more), and for the last one where it "
         "is the only one found: before a pooling smoothing does no harm.",
         "measured on digit ViTs and byte GPTs",
+    ),
+    Threshold(
+        "rank_collapse.erased_before",
+        0.2,
+        0.2,
+        "Contraction of an inner block that makes it the culprit for alike tokens behind it, though its own output is only nearly alike "
+        "(cosine above `oversmoothing.similarity`).",
+        "measured: one block without residual path .11 to .19, healthy blocks .42 and more",
     ),
     Threshold(
         "rank_collapse.residual_drop",
@@ -126,6 +120,27 @@ _TABLE = (
         3.0,
         2.0,
         "1 - similarity this many times below the own baseline. Healthy: less than twice within the baseline's window.",
+        "measured on digit ViTs and byte GPTs",
+    ),
+    Threshold(
+        "oversmoothing.contraction_drop",
+        1.3,
+        1.15,
+        "One block that smooths this many times more than it used to, and far more than its spread.",
+        "measured: a block that loses its residual path 1.5 to 2.8, healthy blocks below 1.2 within the baseline's window",
+    ),
+    Threshold(
+        "oversmoothing.partial_similarity",
+        0.45,
+        0.35,
+        "Similarity from which such a block counts.",
+        "Zhou et al. 2021, Shi et al. 2022: over-smoothing is a cosine of .6 to .95; the other blocks add to it",
+    ),
+    Threshold(
+        "oversmoothing.partial_drop",
+        1.7,
+        1.3,
+        "1 - similarity this many times below the own baseline, behind such a block.",
         "measured on digit ViTs and byte GPTs",
     ),
     Threshold(
@@ -224,7 +239,7 @@ _TABLE = (
 
 LEVELS: tuple[Level, Level] = ("fire", "hold")
 
-THRESHOLDS: Mapping[str, Threshold] = {threshold.name: threshold for threshold in _TABLE}
+THRESHOLDS: Mapping[str, Threshold] = {threshold.name: threshold for threshold in (*_TABLE, *ROLE_TABLE)}
 
 
 def bound(name: str, level: Level) -> float:
@@ -273,20 +288,30 @@ REMIND_CHECKS = 100
 
 SCALES: Mapping[str, Scale] = {
     "attention_uniformity": "log",
+    "branch_ratio": "log",
+    "contraction": "log",
+    "dependent_share": "log",
+    "dominant_column": "log",
     "effective_keys": "log",
     "effective_rank": "log",
+    "gradient_gain": "log",
     "gradient_norm": "log",
+    "head_similarity": "gap",
+    "input_dependence": "log",
+    "layer_similarity": "gap",
     "logit_std": "log",
     "massive_activation": "log",
     "max_logit": "log1p",
     "parameter_gradient_norm": "log",
     "participation_ratio": "log",
+    "pooled_rank": "log",
     "qk_to_v_gradient": "log",
     "qk_to_v_weight_gradient": "log",
     "rank_share": "log",
     "relative_residual": "log",
     "composite_residual": "log",
     "residual_norm": "log",
+    "selectivity": "log",
     "stable_rank": "log",
     "token_similarity": "gap",
 }

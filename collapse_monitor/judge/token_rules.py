@@ -7,7 +7,8 @@ import numpy as np
 from collapse_monitor.judge.history import History
 from collapse_monitor.judge.readings import Mask
 from collapse_monitor.judge.rule import confirmed_after
-from collapse_monitor.judge.thresholds import GRADIENT_CHECKS, LEVELS, SIGMAS, TRANSIENT_CHECKS, TRANSIENT_STEPS, Level, bound
+from collapse_monitor.judge.threshold import Level
+from collapse_monitor.judge.thresholds import GRADIENT_CHECKS, LEVELS, SIGMAS, TRANSIENT_CHECKS, TRANSIENT_STEPS, bound
 from collapse_monitor.records import Condition, Severity, Snapshot
 
 
@@ -30,7 +31,7 @@ def rank_collapse(snapshot: Snapshot, history: History) -> list[Condition]:
 
     drop = history.baseline("relative_residual").beyond(tokens.residual, -np.log(bound("rank_collapse.residual_drop", "fire")), SIGMAS)
     fallen = _not_only_last(near & drop & tokens.settled)
-    erased = near & np.logical_or.accumulate(near & tokens.erasing(near))
+    erased = near & np.logical_or.accumulate((near & tokens.erasing(near)) | tokens.culprit())
     multiples = narrow & (tokens.gap >= 1 - bound("rank_collapse.multiples", "fire"))
     sure = erased | fallen | multiples
     complete = tokens.residual <= bound("rank_collapse.complete_residual", "fire")
@@ -50,23 +51,33 @@ def rank_collapse(snapshot: Snapshot, history: History) -> list[Condition]:
 
 
 def oversmoothing(snapshot: Snapshot, history: History) -> list[Condition]:
-    """Tokens are becoming alike: the similarity is high and has risen far above the run's own baseline. Never on absolute grounds."""
-    history.watch("token_similarity")
-    similarity = history.read(snapshot).layer("token_similarity")
+    """Tokens are becoming alike: never on absolute grounds.
+
+    Either the similarity is high and has risen far above the run's own baseline, or one block smooths far more than it used to.
+    """
+    history.watch("token_similarity", "contraction")
+    now = history.read(snapshot)
+    similarity, contraction = now.layer("token_similarity"), now.layer("contraction")
     found = [_no_data(layer, "token_similarity", bound("oversmoothing.similarity", "fire")) for layer in _layers(np.isnan(similarity))]
-    if history.steps(snapshot) < TRANSIENT_STEPS or not (similarity >= bound("oversmoothing.similarity", "hold")).any():
+    if history.steps(snapshot) < TRANSIENT_STEPS or not (similarity >= bound("oversmoothing.partial_similarity", "hold")).any():
         return found
 
-    normal = history.baseline("token_similarity")
+    normal, before = history.baseline("token_similarity"), history.baseline("contraction")
 
     def risen(level: Level) -> Mask:
         change = normal.beyond(similarity, -np.log(bound("oversmoothing.gap_drop", level)), SIGMAS)
         return _not_only_last(change & (similarity >= bound("oversmoothing.similarity", level)))
 
-    fire, hold = (risen(level) for level in LEVELS)
+    def smoothing(level: Level) -> Mask:
+        change = normal.beyond(similarity, -np.log(bound("oversmoothing.partial_drop", level)), SIGMAS)
+        stronger = before.beyond(contraction, -np.log(bound("oversmoothing.contraction_drop", level)), SIGMAS)
+        return _not_only_last(change & stronger & (similarity >= bound("oversmoothing.partial_similarity", level)))
+
+    fire, hold = (risen(level) | smoothing(level) for level in LEVELS)
+    high = similarity >= bound("oversmoothing.similarity", "hold")
     for layer in _layers(fire | hold):
         level: Level = "fire" if fire[layer] else "hold"
-        limit = bound("oversmoothing.similarity", level)
+        limit = bound("oversmoothing.similarity" if high[layer] else "oversmoothing.partial_similarity", level)
         found.append(Condition(layer, "token_similarity", float(similarity[layer]), limit, normal.at(layer), level))
     return found
 
@@ -137,6 +148,13 @@ class _Tokens:
         found = self.contraction <= strict
         # Nothing is known of the first block's input: alike outputs are put down to the block.
         found[:1] |= np.isnan(self.contraction[:1])
+        return found
+
+    def culprit(self) -> Mask:
+        """Inner blocks that erase nearly all differences, though their own output is only nearly alike."""
+        found = self.contraction <= bound("rank_collapse.erased_before", "fire")
+        found &= self.gap <= 1 - bound("oversmoothing.similarity", "fire")
+        found[:1] = False
         return found
 
     def lost(self) -> Mask:

@@ -16,7 +16,7 @@ def firing_message(
     phenomenon = CATALOGUE.get(rule)
     what = condition.message or (phenomenon.summary if phenomenon else "")
     parts = [
-        f"{rule}{' got worse' if worse else ''} ({severity}) in {spell_layers(layers, snapshot)}, since step {since}:",
+        f"{rule}{' got worse' if worse else ''} ({severity}) in {_where(layers, condition, snapshot)}, since step {since}:",
         f"{reading(condition, snapshot)}.",
     ]
     if what:
@@ -28,8 +28,9 @@ def firing_message(
 
 def resolved_message(rule: str, layers: Sequence[int], since: int, step: int, condition: Condition, now: float, snapshot: Snapshot) -> str:
     """The line for an alert that is over. `now` is what the first layer reads by now."""
-    value = f"{condition.metric} of {_layer(condition.layer)} is back at {number(now)}" if not math.isnan(now) else "it is healthy again"
-    where = spell_layers(layers, snapshot)
+    owner = "" if _of_the_run(condition) else f" of {_layer(condition.layer)}"
+    value = f"{condition.metric}{owner} is back at {number(now)}" if not math.isnan(now) else "it is healthy again"
+    where = _where(layers, condition, snapshot)
     return f"{rule} resolved at step {step} in {where}, after {step - since} steps: {value} (bound {number(condition.bound)})."
 
 
@@ -43,7 +44,7 @@ def no_data_message(rule: str, layers: Sequence[int], since: int, metric: str, f
 def reminder_message(rule: str, severity: Severity, layers: Sequence[int], since: int, condition: Condition, snapshot: Snapshot) -> str:
     """The line for an alert that still fires."""
     return (
-        f"{rule} ({severity}) still fires at step {snapshot.step} in {spell_layers(layers, snapshot)}, since step {since}: "
+        f"{rule} ({severity}) still fires at step {snapshot.step} in {_where(layers, condition, snapshot)}, since step {since}: "
         f"{reading(condition, snapshot)}."
     )
 
@@ -60,7 +61,8 @@ def reading(condition: Condition, snapshot: Snapshot) -> str:
     head = "" if condition.head is None else f" head {condition.head}"
     baseline = "none yet" if condition.baseline is None else number(condition.baseline)
     value, bound = number(condition.value), number(condition.bound)
-    return f"{condition.metric} of {_layer(condition.layer)}{head} is {value}{of} (baseline {baseline}, bound {bound})"
+    owner = "" if _of_the_run(condition) else f" of {_layer(condition.layer)}{head}"
+    return f"{condition.metric}{owner} is {value}{of} (baseline {baseline}, bound {bound})"
 
 
 def spell_layers(layers: Sequence[int], snapshot: Snapshot) -> str:
@@ -100,6 +102,15 @@ def number(value: float) -> str:
     """
     text = f"{value:.4g}"
     return f"{value:.7g}" if text == "1" else text
+
+
+def _where(layers: Sequence[int], condition: Condition, snapshot: Snapshot) -> str:
+    return "the run as a whole" if not layers and _of_the_run(condition) else spell_layers(layers, snapshot)
+
+
+def _of_the_run(condition: Condition) -> bool:
+    """Losses belong to no layer and to no attention."""
+    return condition.layer is None and condition.metric.endswith("loss")
 
 
 def _layer(layer: int | None) -> str:

@@ -44,9 +44,9 @@ def test_a_baseline_is_the_mean_in_its_scale() -> None:
 
 def test_it_forgets_with_its_window() -> None:
     history = History()
-    fill(history, [0.0] * WINDOW_CHECKS, "branch_ratio")
-    fill(history, [1.0] * WINDOW_CHECKS, "branch_ratio")
-    assert history.baseline("branch_ratio").at(0) == pytest.approx(1 - (1 - 1 / WINDOW_CHECKS) ** WINDOW_CHECKS)
+    fill(history, [0.0] * WINDOW_CHECKS, "outlier_tokens")
+    fill(history, [1.0] * WINDOW_CHECKS, "outlier_tokens")
+    assert history.baseline("outlier_tokens").at(0) == pytest.approx(1 - (1 - 1 / WINDOW_CHECKS) ** WINDOW_CHECKS)
 
 
 def test_a_change_needs_both_its_size_and_its_sigmas() -> None:
@@ -152,7 +152,7 @@ def test_healthy_noise_and_drift_raise_nothing(seed: int) -> None:
 
     courses = {"similarity": 1 - walk(0.5, 0.03, 1.2, layers), "rank": walk(20, 3, 60, layers), "contraction": walk(0.9, 0.4, 2, layers)}
     per_head = {
-        "attention_uniformity": walk(0.7, 0.1, 1, layers, heads),
+        "attention_uniformity": 1 - walk(0.3, 0.05, 0.9, layers, heads),
         "max_logit": walk(8, 0, 60, layers, heads),
         "logit_std": walk(2, 0, 6, layers, heads),
     }

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from collapse_monitor.judge import DEFAULT_RULES, Judge
+from collapse_monitor.judge.catalogue import CATALOGUE
 from collapse_monitor.judge.wording import number, ranges, spell_layers
 from collapse_monitor.records import Alert, Severity
 from tests.judge.courses import HEALTHY, phase, verdict
@@ -69,7 +70,7 @@ def test_a_finding_has_evidence_causes_remedies_and_says_what_was_not_read() -> 
     assert set(beside) == {"relative_residual", "effective_rank", "branch_ratio", "attention_uniformity"}
     assert beside["effective_rank"].value == 1.2
     assert beside["relative_residual"].baseline == pytest.approx(0.83, abs=0.01)
-    assert finding.against == ("not read: qk_to_v_gradient",)
+    assert finding.against == (CATALOGUE["rank_collapse"].against, "not read: qk_to_v_gradient")
     assert len(finding.remedies) == 2
 
 

@@ -1,0 +1,56 @@
+"""What rules about one reading per layer share: from masks to conditions, and what is known of layers that could not be read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+
+from collapse_monitor.judge.baseline import Baseline
+from collapse_monitor.judge.readings import Mask, Values
+from collapse_monitor.judge.threshold import Level
+from collapse_monitor.records import Condition, Severity
+
+
+def conditions(
+    metric: str,
+    values: Values,
+    near: Mask,
+    found: Callable[[Level], Mask],
+    limit: Callable[[Level], float],
+    normal: Callable[[int], float | None],
+    severity: Severity = Severity.WARNING,
+    message: str = "",
+) -> list[Condition]:
+    """One condition for each layer that is beyond the firing or the clearing bound, and `no_data` for those without a reading.
+
+    Args:
+        metric: the reading named.
+        values: `[layer]`, of that metric.
+        near: `[layer]`, a cheap bound that holds wherever `found` does; without any such layer `found` is not asked.
+        found: level -> which layers are beyond its bounds.
+        limit: level -> the bound named.
+        normal: layer -> its baseline, None while there is none.
+        severity: of the conditions.
+        message: in place of the summary of the phenomenon.
+    """
+    listed = [_no_data(int(layer), metric, limit("fire")) for layer in np.isnan(values).nonzero()[0]]
+    if not near.any():
+        return listed
+    fire, hold = found("fire"), found("hold")
+    for layer in (fire | hold).nonzero()[0]:
+        index = int(layer)
+        level: Level = "fire" if fire[index] else "hold"
+        listed.append(Condition(index, metric, float(values[index]), limit(level), normal(index), level, severity, message=message))
+    return listed
+
+
+@cache
+def _no_data(layer: int, metric: str, limit: float) -> Condition:
+    return Condition(layer, metric, np.nan, limit, state="no_data")
+
+
+def own(baseline: Baseline) -> Callable[[int], float | None]:
+    """A baseline as a function of the layer."""
+    return lambda layer: baseline.at(layer)

@@ -1,0 +1,87 @@
+"""Rules about samples and single tokens: do samples still differ, are tokens wasted, does the model learn by heart?"""
+
+from __future__ import annotations
+
+from math import isfinite, log
+
+from collapse_monitor.judge.history import History
+from collapse_monitor.judge.readings import Mask
+from collapse_monitor.judge.relative import conditions, own
+from collapse_monitor.judge.rule import told_while_firing
+from collapse_monitor.judge.threshold import Level
+from collapse_monitor.judge.thresholds import SIGMAS, TRANSIENT_CHECKS, TRANSIENT_STEPS, bound
+from collapse_monitor.records import Condition, Severity, Snapshot
+
+
+@told_while_firing
+def dimensional_collapse(snapshot: Snapshot, history: History) -> list[Condition]:
+    """The sequence means of different samples have come to lie in a few directions."""
+    normal = history.baseline("pooled_rank")
+    rank = history.read(snapshot).layer("pooled_rank")
+    settled = history.steps(snapshot) >= TRANSIENT_STEPS
+
+    def found(level: Level) -> Mask:
+        drop = normal.beyond(rank, -log(bound("dimensional_collapse.drop", level)), SIGMAS)
+        return drop & (rank <= bound("dimensional_collapse.rank", level)) & settled
+
+    def limit(level: Level) -> float:
+        return bound("dimensional_collapse.rank", level)
+
+    return conditions("pooled_rank", rank, rank <= limit("hold"), found, limit, own(normal))
+
+
+@told_while_firing
+def dead_tokens(snapshot: Snapshot, history: History) -> list[Condition]:
+    """A large share of the tokens has become zero or equal to another one. A note where that was so from the first step on."""
+    normal = history.baseline("dead_tokens")
+    share = history.read(snapshot).layer("dead_tokens")
+    checks, steps = history.lasting("dead_tokens", share >= bound("dead_tokens.share", "fire"), snapshot.step)
+    always = (checks >= TRANSIENT_CHECKS) & (steps >= min(TRANSIENT_CHECKS, TRANSIENT_STEPS))
+
+    def risen(level: Level) -> Mask:
+        return normal.beyond(share, bound("dead_tokens.rise", level), SIGMAS) & (share >= bound("dead_tokens.share", level))
+
+    def from_start(level: Level) -> Mask:
+        return always & ~risen(level)
+
+    def limit(level: Level) -> float:
+        return bound("dead_tokens.share", level)
+
+    return [
+        *conditions("dead_tokens", share, share >= limit("hold"), risen, limit, own(normal)),
+        *conditions("dead_tokens", share, always, from_start, limit, own(normal), Severity.INFO),
+    ]
+
+
+@told_while_firing
+def width_collapse(snapshot: Snapshot, history: History) -> list[Condition]:
+    """One block of near-uniform attention has put next to all energy into one direction. A note."""
+    now = history.read(snapshot)
+    rank = now.layer("stable_rank")
+
+    def found(level: Level) -> Mask:
+        erased = now.layer("contraction") <= bound("width_collapse.contraction", level)
+        uniform = now.layer("attention_uniformity") >= bound("width_collapse.uniformity", level)
+        narrow: Mask = rank <= bound("width_collapse.stable_rank", level)
+        return narrow & erased & uniform
+
+    def limit(level: Level) -> float:
+        return bound("width_collapse.stable_rank", level)
+
+    usual = own(history.baseline("stable_rank"))
+    return conditions("stable_rank", rank, rank <= limit("hold"), found, limit, usual, Severity.INFO)
+
+
+@told_while_firing
+def overfitting(snapshot: Snapshot, history: History) -> list[Condition]:
+    """The validation loss rises while the training loss stays far below it. A note, and no collapse."""
+    train, held_out = (history.logged(name, snapshot) for name in ("train_loss", "val_loss"))
+    lowest = history.lowest("val_loss")
+    if not isfinite(held_out) or not isfinite(train) or lowest is None or held_out <= 0:
+        return []
+    for level in ("fire", "hold"):
+        risen = held_out >= bound("overfitting.rise", level) * lowest
+        if risen and (held_out - train) / held_out >= bound("overfitting.gap", level):
+            limit = bound("overfitting.rise", level) * lowest
+            return [Condition(None, "val_loss", float(held_out), limit, lowest, level, Severity.INFO)]
+    return []
