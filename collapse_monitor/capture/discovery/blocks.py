@@ -42,6 +42,7 @@ def find_blocks(graph: Graph, sites: list[FoundSite], mixers: list[FoundSite], t
     names = _chosen(carriers, tree, runs, alone=not sites) if carriers else set()
     if names:
         names |= _hybrid_members(names, carriers, tree, runs)
+        names |= _stages_alike(names, tree, runs)
     elif not sites:
         names = _without_attention(tree, runs)
     blocks = [block for name in names for block in _executions(name, graph, carriers, runs)]
@@ -95,6 +96,21 @@ def _hybrid_members(names: set[str], sites: list[FoundSite], tree: ModuleTree, r
         pure = attention > _PURE_SHARE * max(1, weight)
         if not pure or len(units) > _PARTNERS * len(bearing):
             added |= {child for child in units if tree.weight(child) * len(bearing) >= _HYBRID_SHARE * weight}
+    return added
+
+
+def _stages_alike(names: set[str], tree: ModuleTree, runs: Runs) -> set[str]:
+    """Stages of the same class of blocks that mix tokens without attention, before or after those that use it."""
+    classes = {tree.class_of(name) for name in names if not tree.is_container(name)}
+    starts = [runs.start(name) for name in names if runs.ran(name)]
+    added: set[str] = set()
+    for parent in [name for name in tree.modules if tree.is_container(name)]:
+        members = [child for child in tree.children(parent) if runs.ran(child)]
+        if not members or any(child in runs.bearing or tree.class_of(child) not in classes for child in members):
+            continue
+        first, last = min(map(runs.start, members)), max(map(runs.start, members))
+        if all(map(runs.keeps_shape, members)) and not any(first <= start <= last for start in starts):
+            added |= set(members)
     return added
 
 
@@ -162,17 +178,22 @@ def _holds(block: FoundBlock, site: FoundSite) -> bool:
 def _without_attention(tree: ModuleTree, runs: Runs) -> set[str]:
     """Without attention: the members of homogeneous lists in series that keep the shape, as deep as the weights are."""
     found: set[str] = set()
+    alone: set[str] = set()
     reshaping: set[type | None] = set()
     for parent in [name for name in tree.modules if tree.is_container(name)]:
         members = [child for child in tree.children(parent) if runs.ran(child)]
         classes = Counter(tree.class_of(child) for child in members)
-        if len(members) < 2 or len(classes) != 1 or not runs.in_series(members):
+        if len(classes) != 1 or not runs.in_series(members):
             continue
-        if all(runs.keeps_shape(child) and tree.children(child) for child in members):
+        if len(members) == 1:
+            alone |= {child for child in members if runs.keeps_shape(child) and not tree.is_container(child)}
+        elif all(runs.keeps_shape(child) and tree.children(child) for child in members):
             found |= set(members)
         else:
             reshaping |= set(classes)
     found = {name for name in found if tree.class_of(name) not in reshaping}
+    known = {tree.class_of(name) for name in found}
+    found |= {name for name in alone if tree.class_of(name) in known}
     return _as_deep_as_the_weights(found, tree)
 
 
