@@ -92,6 +92,8 @@ def _written(operation: Operation) -> Event | None:
     exponential = operation.name in _EXPONENTIALS
     axes = range(len(source.shape) - 1, -1, -1) if exponential else operation.axes
     found = next((match for axis in axes for match in _matches(source, axis)), None)
+    if found is None and not exponential and _unseen(source):
+        return _untraced(operation)
     if found is None or (exponential and found[3] != "data"):
         return None
     product, key_side, axis, scores = found
@@ -124,6 +126,35 @@ def _written(operation: Operation) -> Event | None:
         product=product,
         sinks=sinks,
     )
+
+
+def _unseen(source: Value) -> bool:
+    """Whether the scores were made where nothing could be watched, as in a scripted function."""
+    todo, seen = [source], set[int]()
+    while todo and len(seen) < 20:
+        value = todo.pop()
+        if value.index in seen:
+            continue
+        seen.add(value.index)
+        if value.outside:
+            return value.shape == source.shape and len(value.shape) >= 3
+        if value.producer is not None and value.producer.product is None:
+            todo.extend(value for value in value.producer.inputs if value.shape == source.shape)
+    return False
+
+
+def _untraced(operation: Operation) -> Event:
+    """A softmax whose scores cannot be followed: queries are taken to be on the axis before the keys, heads before those."""
+    weights = operation.outputs[0]
+    axis = operation.axes[0]
+    query_axis = axis - 1 if axis else axis + 1
+    rest = tuple(label for position, label in enumerate(weights.labels) if position not in (axis, query_axis))
+    folding = folding_of(rest, False)
+    source = operation.inputs[0]
+    axes = MapAxes(axis, query_axis, len(weights.shape), folding, (0, 0))
+    labels = weights.labels[query_axis], weights.labels[axis]
+    lengths = weights.shape[query_axis], weights.shape[axis]
+    return Event(operation, "softmax", "unknown", source, source, None, weights, axes, folding, *labels, *lengths)
 
 
 def _matches(source: Value, axis: int) -> Iterator[tuple[Operation, str, int, Scores]]:

@@ -25,7 +25,7 @@ from collapse_monitor.capture.tensors import is_readable, leaves
 from collapse_monitor.observation import AttentionObservation, BlockObservation, Key, Receiver, TokenSample
 from collapse_monitor.records import Site
 
-_SCORED = ("data", "query", "constant")
+_SCORED = ("data", "query", "constant", "unknown")
 
 
 class Discovery(Reader):
