@@ -61,11 +61,12 @@ def make_plan(graph: Graph, events: list[Event], model: nn.Module, causal: dict[
         (_block_plan(index, block, output, given, places, events, names), output, given) for index, (block, output, given) in enumerate(streams)
     ]
     keys = {id(block): plan.key for (block, _, _), (plan, _, _) in zip(streams, block_plans, strict=True)}
-    projections = ProjectionFinder(graph, (name for name, _ in model.named_parameters()))
+    finder = ProjectionFinder(graph, (name for name, _ in model.named_parameters()), found)
     attention_plans = []
     for site, addition, to_stream in attentions:
         layer = next((index for index, (block, _, _) in enumerate(streams) if site in block.sites), None)
-        plan = _attention_plan(graph, site, layer, addition, to_stream, places, causal, names, projections)
+        plan = _attention_plan(graph, site, layer, addition, to_stream, places, causal, names)
+        plan = replace(plan, projections=finder.of(site, streams[layer][0].start if layer is not None else 0))
         stream: Value | None = None
         if layer is not None:
             plan = replace(plan, block=keys[id(streams[layer][0])])
@@ -203,7 +204,6 @@ def _attention_plan(
     places: Places,
     causal: dict[int, bool],
     names: dict[int, str],
-    projections: ProjectionFinder,
 ) -> AttentionPlan:
     event = site.first
     heads = len(site.events) if site.parallel_heads else event.heads
@@ -235,7 +235,6 @@ def _attention_plan(
         query,
         value,
         branch,
-        projections=projections.of(site),
     )
 
 

@@ -22,27 +22,43 @@ _WORDS: dict[Role, str] = {"query": "queries", "key": "keys", "value": "values"}
 
 
 class ProjectionFinder:
-    """Finds the projections of every site of one graph."""
+    """Finds the projections of every site of one graph.
 
-    def __init__(self, graph: Graph, parameters: Iterable[str]) -> None:
+    Args:
+        graph: the watched forward.
+        parameters: names of the model's parameters.
+        sites: all its attentions.
+    """
+
+    def __init__(self, graph: Graph, parameters: Iterable[str], sites: Sequence[FoundSite]) -> None:
         self._ancestors = Ancestors(graph, parameters)
+        self._frames = [site.frame for site in sites]
 
-    def of(self, site: FoundSite) -> Projections:
-        """What is known about a site; a reason for each role that is not known."""
+    def of(self, site: FoundSite, start: int = 0) -> Projections:
+        """What is known about a site; a reason for each role that is not known.
+
+        Args:
+            site: one of the sites.
+            start: number of the first operation of its block. A product before it made the stream itself, unless it is part of an
+                attention, whose keys and values another one may use.
+        """
         events = site.events if site.parallel_heads else [site.first]
         known: dict[Role, tuple[Projection, ...]] = {}
         reasons: dict[str, str] = {}
         for role in _ROLES:
             try:
-                known[role] = tuple(self._projection(operand_of(event, role), site.frame) for event in events)
+                known[role] = tuple(self._projection(operand_of(event, role), site.frame, start) for event in events)
             except Untraceable as reason:
                 reasons[role] = f"its {_WORDS[role]}: {reason}"
             except Exception as error:  # a form nobody thought of is not known; the forward was read all the same
                 reasons[role] = f"its {_WORDS[role]} could not be followed ({type(error).__name__}: {error})"
         return Projections(known.get("query", ()), known.get("key", ()), known.get("value", ()), tuple(reasons.items()))
 
-    def _projection(self, operand: Operand, frame: Frame) -> Projection:
+    def _projection(self, operand: Operand, frame: Frame, start: int) -> Projection:
         leaves = Search(self._ancestors, operand.heads, operand.dim).leaves(operand.value, operand.points)
+        for made in (leaf.value.producer for leaf in leaves):
+            if made is not None and made.index < start and not any(made.frame.within(inside) for inside in self._frames):
+                raise Untraceable("no projection with a weight lies between the stream and it")
         whole = [leaf for leaf in leaves if len(np.unique(operand.owner[leaf.points.mark])) == operand.heads * operand.dim]
         if not leaves or len(whole) != len(leaves):
             raise Untraceable("its features are joined from several projections")
