@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collapse_monitor import metrics, testing
     from collapse_monitor.integrations.lightning import CollapseCallback
-    from collapse_monitor.judge import DEFAULT_RULES
+    from collapse_monitor.judge import DEFAULT_RULES, diagnose
     from collapse_monitor.metrics import DEFAULT_METRICS, Metric
     from collapse_monitor.monitor import Monitor, find_sites, probe
     from collapse_monitor.records import Alert, Finding, Severity, Site, Snapshot
@@ -34,6 +34,7 @@ __all__ = [
     "Site",
     "Snapshot",
     "TensorBoardSink",
+    "diagnose",
     "find_sites",
     "metrics",
     "probe",
@@ -55,6 +56,7 @@ _HOME = {
     "Site": "collapse_monitor.records",
     "Snapshot": "collapse_monitor.records",
     "TensorBoardSink": "collapse_monitor.report",
+    "diagnose": "collapse_monitor.judge",
     "find_sites": "collapse_monitor.monitor",
     "probe": "collapse_monitor.monitor",
     "read": "collapse_monitor.report",

@@ -198,7 +198,10 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The diagnosis: a named phenomenon with its evidence, what speaks against it, causes and remedies."""
+    """The diagnosis: a named phenomenon with its evidence, what speaks against it, causes and remedies.
+
+    `notes` are sentences about the evidence, such as how a reading falls with depth.
+    """
 
     phenomenon: str
     severity: Severity
@@ -210,6 +213,7 @@ class Finding:
     causes: tuple[str, ...] = ()
     remedies: tuple[str, ...] = ()
     anchor: str = ""
+    notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         return _jsonable(asdict(self))

@@ -11,7 +11,7 @@ import pytest
 import collapse_monitor as cm
 
 NAMES = {
-    *("Monitor", "probe", "find_sites", "read", "CollapseCallback", "metrics", "testing"),
+    *("Monitor", "probe", "diagnose", "find_sites", "read", "CollapseCallback", "metrics", "testing"),
     *("Snapshot", "Site", "Alert", "Finding", "Severity", "Metric", "DEFAULT_METRICS", "DEFAULT_RULES"),
     *("TensorBoardSink", "JSONLSink", "ConsoleSink"),
 }

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from collapse_monitor.judge.episode import Episode, Layer, RuleState
 from collapse_monitor.judge.findings import compose_finding
 from collapse_monitor.judge.history import History
+from collapse_monitor.judge.laws import Forecast, forecasts
 from collapse_monitor.judge.mute import Mute, resolve_mute
 from collapse_monitor.judge.rule import Rule, checks_of, name_of, tells_loss
 from collapse_monitor.judge.rules import SILENCES, SILENCES_DOWNSTREAM, resolve_rules
@@ -78,7 +79,7 @@ class Judge:
             if name not in self._off:
                 self._states[name].advance(snapshot.step, self._conditions(name, rule, snapshot), checks_of(rule))
         firing = self._firing()
-        audible = _without_echoes(firing)
+        audible = without_echoes(firing)
         events: list[Alert] = []
         self._findings = []
         for name, state in self._states.items():
@@ -118,7 +119,17 @@ class Judge:
         self._states = {name: RuleState.from_state(state["rules"][name]) if name in state["rules"] else RuleState() for name in self._rules}
         self._off = {name for name in state["off"] if name in self._rules}
         self._alerts = deque((Alert.from_dict(alert) for alert in state["alerts"]), maxlen=MOST_ALERTS)
-        self._findings = [self._finding(name, heard, None) for name, heard in _without_echoes(self._firing()).items()]
+        self._findings = [self._finding(name, heard, None) for name, heard in without_echoes(self._firing()).items()]
+
+    @property
+    def firing(self) -> Firing:
+        """Per rule the episodes of the layers it fires on, echoes included."""
+        return self._firing()
+
+    @property
+    def outlook(self) -> list[Forecast]:
+        """Where readings are heading by their last 16 checks; silent unless a line fits and a bound is within reach."""
+        return forecasts(self.history)
 
     def _firing(self) -> Firing:
         return {name: state.firing for name, state in self._states.items() if state.episodes}
@@ -217,12 +228,17 @@ def _worst_per_layer(conditions: Iterable[Condition]) -> dict[Layer, Condition]:
 
 def _one_unread(conditions: Iterable[Condition]) -> list[Condition]:
     """One layer without a reading stands for all of them, where nobody is told which."""
-    conditions = list(conditions)
-    seen = [condition for condition in conditions if condition.state != "no_data"]
-    return seen if len(seen) == len(conditions) else [*seen, next(c for c in conditions if c.state == "no_data")]
+    kept: list[Condition] = []
+    unread = None
+    for condition in conditions:
+        if getattr(condition, "state", None) != "no_data":
+            kept.append(condition)
+        elif unread is None:
+            unread = condition
+    return kept if unread is None else [*kept, unread]
 
 
-def _without_echoes(firing: Firing) -> Firing:
+def without_echoes(firing: Firing) -> Firing:
     """What is to be told: without echoes of other rules, and without warnings where something critical is told."""
     told = {
         name: {

@@ -9,6 +9,7 @@ import numpy as np
 from collapse_monitor.judge.catalogue import CATALOGUE
 from collapse_monitor.judge.episode import Episode, Layer
 from collapse_monitor.judge.history import History
+from collapse_monitor.judge.laws import depth_law
 from collapse_monitor.records import Evidence, Finding, Severity, Snapshot
 
 
@@ -47,7 +48,12 @@ def compose_finding(rule: str, episodes: Mapping[Layer, Episode], snapshot: Snap
         causes=phenomenon.causes if phenomenon else (),
         remedies=phenomenon.remedies if phenomenon else (),
         anchor=phenomenon.anchor if phenomenon else "",
+        notes=(depth_law(snapshot).sentence,) if snapshot is not None and rule in OF_DEPTH else (),
     )
+
+
+OF_DEPTH = ("rank_collapse", "oversmoothing")
+"""Phenomena that build up over layers."""
 
 
 def _beside(metric: str, layer: int, snapshot: Snapshot, history: History) -> Evidence | None:

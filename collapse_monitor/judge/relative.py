@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import lru_cache
 
 import numpy as np
 
@@ -35,7 +35,10 @@ def conditions(
         severity: of the conditions.
         message: in place of the summary of the phenomenon.
     """
-    listed = [_no_data(int(layer), metric, limit("fire")) for layer in np.isnan(values).nonzero()[0]]
+    unread = np.isnan(values)
+    if unread.all():
+        return list(_no_data_at_all(len(values), metric, limit("fire")))
+    listed = [_no_data(int(layer), metric, limit("fire")) for layer in unread.nonzero()[0]]
     if not near.any():
         return listed
     fire, hold = found("fire"), found("hold")
@@ -46,7 +49,12 @@ def conditions(
     return listed
 
 
-@cache
+@lru_cache(4096)
+def _no_data_at_all(layers: int, metric: str, limit: float) -> tuple[Condition, ...]:
+    return tuple(_no_data(layer, metric, limit) for layer in range(layers))
+
+
+@lru_cache(4096)
 def _no_data(layer: int, metric: str, limit: float) -> Condition:
     return Condition(layer, metric, np.nan, limit, state="no_data")
 

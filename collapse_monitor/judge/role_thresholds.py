@@ -245,7 +245,7 @@ ROLE_TABLE = (
     ),
     Threshold(
         "overfitting.rise",
-        1.1,
+        1.15,
         1.05,
         "val_loss over its own lowest value: a gap alone is no overfitting while validation still improves.",
         "convention",

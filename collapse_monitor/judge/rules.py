@@ -49,7 +49,8 @@ SILENCES: Mapping[str, tuple[str, ...]] = {
     "logit_explosion": _OF_MAPS,
     "attention_entropy_collapse": _OF_MAPS,
     "single_column_attention": _ALIKE,
-    "uniform_attention": _ALIKE,
+    "uniform_attention": ("head_redundancy", "attention_stagnation"),
+    "input_independent_attention": ("uniform_attention",),
     "head_redundancy": ("attention_stagnation",),
     "dead_tokens": ("dimensional_collapse",),
 }

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from math import isfinite, log
 
+import numpy as np
+
 from collapse_monitor.judge.history import History
 from collapse_monitor.judge.readings import Mask
 from collapse_monitor.judge.relative import conditions, own
 from collapse_monitor.judge.rule import told_while_firing
 from collapse_monitor.judge.threshold import Level
-from collapse_monitor.judge.thresholds import SIGMAS, TRANSIENT_CHECKS, TRANSIENT_STEPS, bound
+from collapse_monitor.judge.thresholds import OVERFIT_STEPS, SIGMAS, TRANSIENT_CHECKS, TRANSIENT_STEPS, bound
 from collapse_monitor.records import Condition, Severity, Snapshot
 
 
@@ -79,9 +81,15 @@ def overfitting(snapshot: Snapshot, history: History) -> list[Condition]:
     lowest = history.lowest("val_loss")
     if not isfinite(held_out) or not isfinite(train) or lowest is None or held_out <= 0:
         return []
-    for level in ("fire", "hold"):
-        risen = held_out >= bound("overfitting.rise", level) * lowest
-        if risen and (held_out - train) / held_out >= bound("overfitting.gap", level):
-            limit = bound("overfitting.rise", level) * lowest
-            return [Condition(None, "val_loss", float(held_out), limit, lowest, level, Severity.INFO)]
-    return []
+
+    def apart(level: Level) -> bool:
+        far = (held_out - train) / held_out >= bound("overfitting.gap", level)
+        return far and held_out >= bound("overfitting.rise", level) * lowest
+
+    # Validation on few samples jumps: it must stay up.
+    checks, steps = history.lasting("overfitting", np.array([apart("hold")]), snapshot.step)
+    lasting = bool(checks[0] >= TRANSIENT_CHECKS and steps[0] >= OVERFIT_STEPS)
+    if not apart("hold") or not lasting:
+        return []
+    level: Level = "fire" if apart("fire") else "hold"
+    return [Condition(None, "val_loss", held_out, bound("overfitting.rise", level) * lowest, lowest, level, Severity.INFO)]

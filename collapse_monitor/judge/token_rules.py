@@ -50,6 +50,20 @@ def rank_collapse(snapshot: Snapshot, history: History) -> list[Condition]:
     return found
 
 
+def alike_tokens(snapshot: Snapshot, history: History) -> list[Condition]:
+    """All tokens alike in one snapshot, though no block is the culprit: far more alike than at the network's input.
+
+    `critical` where they are the same to three per mille, else a warning, since healthy models pass through this while they first learn.
+    """
+    tokens = _Tokens(snapshot, history)
+    complete = tokens.residual <= bound("rank_collapse.complete_residual", "fire")
+    alike = tokens.near("fire") & tokens.lost()
+    return [
+        _identical_tokens(layer, "fire", Severity.CRITICAL if complete[layer] else Severity.WARNING, tokens, history)
+        for layer in _layers(alike if complete.any() else _not_only_last(alike))
+    ]
+
+
 def oversmoothing(snapshot: Snapshot, history: History) -> list[Condition]:
     """Tokens are becoming alike: never on absolute grounds.
 
@@ -69,8 +83,9 @@ def oversmoothing(snapshot: Snapshot, history: History) -> list[Condition]:
         return _not_only_last(change & (similarity >= bound("oversmoothing.similarity", level)))
 
     def smoothing(level: Level) -> Mask:
-        change = normal.beyond(similarity, -np.log(bound("oversmoothing.partial_drop", level)), SIGMAS)
-        stronger = before.beyond(contraction, -np.log(bound("oversmoothing.contraction_drop", level)), SIGMAS)
+        sigmas = bound("oversmoothing.sigmas", level)
+        change = normal.beyond(similarity, -np.log(bound("oversmoothing.partial_drop", level)), sigmas)
+        stronger = before.beyond(contraction, -np.log(bound("oversmoothing.contraction_drop", level)), sigmas)
         return _not_only_last(change & stronger & (similarity >= bound("oversmoothing.partial_similarity", level)))
 
     fire, hold = (risen(level) | smoothing(level) for level in LEVELS)

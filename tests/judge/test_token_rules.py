@@ -100,7 +100,7 @@ class TestRankCollapse:
     def test_a_rank_far_below_its_own_past(self) -> None:
         (event,) = verdict(HEALTHY, phase(4, rank=[30, 30, 5, 6]))
         assert (event.severity, event.layers) == ("warning", (2, 3))
-        assert event.bound == pytest.approx(min(0.15 * 64, 30 / 4))
+        assert event.bound == pytest.approx(min(0.25 * 64, 30 / 3))
         assert verdict(HEALTHY, phase(4, rank=[30, 30, 12, 12])) == [], "2.5 times lower is nothing"
 
     def test_ranks_of_few_tokens_prove_nothing(self) -> None:
