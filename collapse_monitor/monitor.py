@@ -240,7 +240,10 @@ class Monitor:
     def _learn(self, observed: Observed | Probed) -> str | None:
         """Keep the plan of a first window; a sentence when there is nothing to watch."""
         if not observed.heard_forward:
-            return "the model was not called inside the observed window: put its forward into `with monitor.observe(step):`"
+            return (
+                "the model was not called inside the observed window: put its forward into `with monitor.observe(step):` "
+                "(a training step that is compiled as a whole hides it: compile the model instead)"
+            )
         if self._plan is None and observed.plan is not None:
             problem = observed.plan.problem()
             if problem is not None:

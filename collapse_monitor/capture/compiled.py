@@ -55,7 +55,17 @@ def is_compiled(model: nn.Module) -> bool:
     kinds = {type(module) for module in model.modules() if not type(module).__module__.startswith("torch.nn")}
     return any(_is_wrapped(item) for module in model.modules() for item in vars(module).values()) or any(
         _reaches_wrapped(kind, getattr(kind, entry, None), seen, _DEPTH) for kind in kinds for entry in _ENTRIES
-    )
+    ) or _lives_somewhere()
+
+
+def _lives_somewhere() -> bool:
+    """Whether any wrapped function is alive: what calls the model, or what it reaches through other modules, may be compiled."""
+    for collected in (False, True):
+        if collected:
+            gc.collect()  # what was found may be garbage
+        if not any(type(item) is types.FunctionType and _is_wrapped(item) for item in gc.get_objects()):
+            return False
+    return True
 
 
 def wrappers_of(model: nn.Module) -> list[nn.Module]:

@@ -8,7 +8,9 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 from collapse_monitor.capture.hooks import GradientHooks
 from collapse_monitor.capture.sampling import Sampler
@@ -31,6 +33,17 @@ def exact() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def unsaved() -> Iterator[None]:
+    """Selective checkpointing keeps the results of operations in the order they run; ours must not be among them."""
+    modes = _get_current_dispatch_mode_stack()
+    if not any(type(mode).__module__ == torch.utils.checkpoint.__name__ for mode in modes):
+        yield
+        return
+    with _disable_current_modes():
+        yield
+
+
 class Reader:
     """Makes observations and hands them to the receiver. Nothing that fails in here reaches the model's forward or backward.
 
@@ -46,7 +59,7 @@ class Reader:
         """Run `read` without gradients and autocast; report what it raises."""
         started = time.perf_counter()
         try:
-            with torch._C.DisableTorchFunction(), torch.no_grad(), exact():
+            with torch._C.DisableTorchFunction(), torch.no_grad(), exact(), unsaved():
                 read(*args)
         except Exception as error:
             self._fault(what, error)

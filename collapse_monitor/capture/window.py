@@ -89,8 +89,9 @@ class Observed:
     def __enter__(self) -> Observed:
         wanted = None if self.plan is None else self.plan.frames
         modules = [module for name, module in self._model.named_modules() if wanted is None or name in wanted]
-        if "torch._dynamo" in sys.modules:
-            # a compiled function the forward reaches must not be compiled anew because of the mode below
+        modules = [module for module in modules if not isinstance(module, torch.jit.ScriptModule)]  # these take no hooks
+        if self._selection.source == "train" and "torch._dynamo" in sys.modules:
+            # asked for: what is compiled is heard where it runs eagerly, and not compiled anew because of the mode below
             self._listening.enter_context(torch.compiler.set_stance("eager_on_recompile"))
         self._listening.enter_context(module_hooks(modules, self._enter, self._leave))
         self._reader.mode.__enter__()

@@ -111,7 +111,9 @@ def _adds_residual(name: str, runs: Runs) -> bool:
     for frame in runs.frames[name]:
         given = {value.index for value in frame.inputs if not value.static}
         for operation in runs.graph.operations[frame.first : frame.last + 1]:
-            if operation.name in ("add", "__add__", "__radd__", "__iadd__", "add_") and any(value.index in given for value in operation.inputs):
+            if operation.name in ("add", "__add__", "__radd__", "__iadd__", "add_") and any(
+                value.index in given for value in operation.inputs
+            ):
                 return True
     return False
 

@@ -100,7 +100,9 @@ def _aligned_axes(count: int, left: int, right: int) -> list[tuple[int | None, i
 
 def _einsum(call: Call) -> tuple[Product | None, Labels | None]:
     equation = call.args[0]
-    operands = [item for part in call.args[1:] for item in (part if isinstance(part, tuple | list) else (part,)) if isinstance(item, Tensor)]
+    operands = [
+        item for part in call.args[1:] for item in (part if isinstance(part, tuple | list) else (part,)) if isinstance(item, Tensor)
+    ]
     if not isinstance(equation, str) or len(operands) < 2:
         return None, None
     values = [call.value(item) for item in operands]

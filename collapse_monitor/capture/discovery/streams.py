@@ -53,7 +53,7 @@ def output_value(graph: Graph, block: FoundBlock, following: FoundBlock | None) 
         value = next((value for _, value in block.calls[-1].outputs if is_hidden(value)), None)
     else:
         return _last_sum(graph, block)
-    if value is None or block.frame is not None and block.name == "":
+    if value is None or (block.frame is not None and block.name == ""):
         return value
     return _sum_outside(block, value, following) or value
 
@@ -88,9 +88,12 @@ def _last_sum(graph: Graph, block: FoundBlock) -> Value | None:
     site = block.sites[0].first
     found: Value | None = None
     for operation in graph.operations[block.start : block.end + 1]:
-        if operation.name in ADDITIONS and joins(operation, site) is not None:
-            found = operation.outputs[0]
-        elif found is not None and operation.name in ADDITIONS and any(value is found for value in operation.inputs) and is_hidden(operation.outputs[0]):
+        if (operation.name in ADDITIONS and joins(operation, site) is not None) or (
+            found is not None
+            and operation.name in ADDITIONS
+            and any(value is found for value in operation.inputs)
+            and is_hidden(operation.outputs[0])
+        ):
             found = operation.outputs[0]
     return found
 

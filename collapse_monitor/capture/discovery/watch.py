@@ -70,7 +70,7 @@ class Discovery(Reader):
     # -- what the trace tells
 
     def operation(self, operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        event = recognise(operation)
+        event = recognise(operation) if operation.frame.parent is not None else None  # outside all calls it is another model's
         if event is not None:
             self.events.append(event)
             if event.scores in _SCORED:
