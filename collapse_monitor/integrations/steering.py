@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from collapse_monitor.monitor import Monitor
-from collapse_monitor.records import Severity
+from collapse_monitor.records import Alert, Severity
 
 logger = logging.getLogger("collapse_monitor")
 
@@ -52,9 +52,12 @@ class Steering:
         alone = trainer.world_size == 1
         if not (sampled if alone or exchanged else fresh and self._is_turn(step, every)):
             return
-        worst = self._worst(monitor)
+        alert = self._worst(monitor)
+        worst = alert.severity.rank if alert is not None else -1
         save = self._together(trainer, self._checkpoint_on, worst)
         stop = self._together(trainer, self._stop_on, worst)
+        if (save or stop) and alert is not None and not trainer.is_global_zero and not exchanged:
+            logger.warning("process %d, step %d: %s", trainer.global_rank, alert.step, alert.message)  # the first one cannot know of it
         if (save or stop) and not trainer.fast_dev_run:
             trainer.save_checkpoint(os.path.join(trainer.log_dir or trainer.default_root_dir, f"collapse-step{step}.ckpt"))
         if stop and not trainer.should_stop:
@@ -68,16 +71,16 @@ class Steering:
         before, self._decided = self._decided, turn
         return turn != before
 
-    def _worst(self, monitor: Monitor) -> int:
-        """Rank of the most urgent alert since the last decision, -1 for none. Raises nothing: the other processes are waiting."""
+    def _worst(self, monitor: Monitor) -> Alert | None:
+        """The most urgent alert since the last decision. Raises nothing: the other processes are waiting."""
         try:
             monitor.settle()
             new = [alert for alert in monitor.alerts if alert.step > self._judged]
         except Exception as error:
             logger.warning("alerts cannot be read: %s: %s", type(error).__name__, error)
-            return -1
+            return None
         self._judged = max((alert.step for alert in new), default=self._judged)
-        return max((alert.severity.rank for alert in new if alert.state == "firing"), default=-1)
+        return max((alert for alert in new if alert.state == "firing"), key=lambda alert: alert.severity.rank, default=None)
 
     @staticmethod
     def _together(trainer: Any, threshold: Severity | None, worst: int) -> bool:
