@@ -26,6 +26,8 @@ class Listener(Protocol):
 
     at_backward: Callable[[], None]
 
+    def guarded(self, what: str, read: Callable[..., None], *args: Any) -> None: ...
+
     def operation(self, operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None: ...
 
     def entered(self, frame: Frame, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None: ...
@@ -185,8 +187,7 @@ class Trace(TorchFunctionMode):
         """Our own torch calls must not be recorded."""
         self.recording = False
         try:
-            with torch._C.DisableTorchFunction():
-                listener(*args)
+            self._listener.guarded("discovery", listener, *args)
         finally:
             self.recording = True
 
