@@ -194,3 +194,22 @@ def test_the_stretch_survives_a_resumption(clock: Clock) -> None:
     resumed.load_state_dict(json.loads(json.dumps(run.schedule.state_dict())))
     assert resumed.every == 67
     assert [step for step in range(1000, 1200) if resumed.wants(step)] == [1005, 1072, 1139]
+
+
+def test_weights_are_due_with_one_sample_in_ten(clock: Clock) -> None:
+    schedule = Schedule(1, None)
+    assert [sample for sample in range(31) if schedule.weights_due()] == [0, 10, 20, 30]
+
+
+def test_the_cost_of_weights_counts_as_its_share_of_every_sample(clock: Clock) -> None:
+    """20 ms a sample and 100 ms more for one in ten are 30 ms a sample, for which a step of 30 ms allows one in a hundred."""
+    schedule = Schedule(1, 0.01)
+    for step in range(20_000):
+        if schedule.wants(step):
+            rare = 0.1 if schedule.weights_due() else 0.0
+            if rare:
+                schedule.spread(rare)
+            clock.now += 0.02 + rare
+            schedule.charge(0.02 + rare)
+        clock.now += 0.03
+    assert schedule.every == 100

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 from collections.abc import Callable
@@ -30,6 +31,16 @@ class Projected:
     call: Callable[[int], Call] = lambda step: ((hidden(step, BATCH, TOKENS, WIDTH),), {})
     library: str = ""
     sites: tuple[str, ...] = ("layers.0", "layers.1")
+
+    def elements(self, model: nn.Module, site: str) -> tuple[Tensor, Tensor, Tensor]:
+        """The weights of q, k and v as places in all parameters laid end to end: what the truth cuts out of a model full of numbers."""
+        numbered = copy.deepcopy(model)
+        count = 0
+        for parameter in numbered.parameters():
+            parameter.data = torch.arange(count, count + parameter.numel(), dtype=torch.float64).reshape(parameter.shape)
+            count += parameter.numel()
+        q, k, v = (side.detach().long() for side in self.truth(numbered, site))
+        return q, k, v
 
     def model(self, seed: int = 0) -> nn.Module:
         if self.library:
@@ -489,6 +500,8 @@ def adapted(model: nn.Module, site: str) -> Weights:
     return tuple(per_head(blocks(part * 32, 4, 8), total) for part in range(3))
 
 
+GPT2_SITES = ("transformer.h.0.attn", "transformer.h.1.attn")
+
 TORCH = (
     of_case("encoder-batch_first-pre_norm", packed("in_proj_weight")),
     of_case("encoder-token_first-post_norm", packed("in_proj_weight")),
@@ -504,7 +517,7 @@ LIBRARIES = (
     *(of_case(f"bert-{kernel}", named("query", "key", "value")) for kernel in ("sdpa", "eager")),
     *(of_case(f"gpt2-{kernel}", columns) for kernel in ("sdpa", "eager")),
     *(of_case(f"llama-{kernel}", named("q_proj", "k_proj", "v_proj")) for kernel in ("sdpa", "eager")),
-    Projected("gpt2-lora", adapted_gpt2, adapted, lambda step: ((), {"input_ids": words(step)}), "peft", ("transformer.h.0.attn", "transformer.h.1.attn")),
+    Projected("gpt2-lora", adapted_gpt2, adapted, lambda s: ((), {"input_ids": words(s)}), "peft", GPT2_SITES),
 )
 
 

@@ -31,11 +31,14 @@ def test_weights_are_those_cut_out_by_hand(case: Projected) -> None:
             torch.testing.assert_close(got, expected.detach(), atol=1e-6, rtol=1e-5)
 
 
-def without(model: nn.Module, rows: Tensor) -> None:
-    """Zero the elements of the model's weights that have these values: random numbers do not come twice."""
+def without(model: nn.Module, elements: Tensor) -> None:
+    """Zero these places of all parameters laid end to end."""
     with torch.no_grad():
+        start = 0
         for parameter in model.parameters():
-            parameter[torch.isin(parameter, rows)] = 0
+            places = torch.arange(start, start + parameter.numel()).reshape(parameter.shape)
+            parameter[torch.isin(places, elements)] = 0
+            start += parameter.numel()
 
 
 @pytest.mark.parametrize("role", ["query", "key"])
@@ -48,15 +51,13 @@ def test_a_head_without_its_rows_sees_all_keys_alike(case: Projected, role: str)
             nn.init.zeros_(parameter)
     site = case.sites[0]
     heard = hear(model, *case.call(0))
-    weights = read_weights(model, attention_of(heard, site).projections)
-    rows = getattr(weights, role)
-    shared = [head for head in range(len(rows)) if torch.equal(rows[head], rows[1])]
+    elements = case.elements(model, site)[0 if role == "query" else 1]
+    shared = [head for head in range(len(elements)) if torch.equal(elements[head], elements[1])]
     before = heard.rows(site)
-    gone = rows[1].clone()
     lively = torch.ones_like(before.weights[:, 0, :, 0], dtype=torch.bool)
     if before.visible is not None:
         lively = before.visible.expand_as(before.weights)[:, 0].any(-1)  # rows of padding see nothing
-    without(model, gone)
+    without(model, elements[1])
     after = hear(model, *case.call(0), plan=heard.plan).rows(site)
     learned_key = case.name == "Extended" and role == "key"  # a key that is a parameter stays what it was
     for head in range(before.weights.shape[1]):
