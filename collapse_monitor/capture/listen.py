@@ -134,6 +134,7 @@ class Listening(Reader, TorchFunctionMode):
             frame = self._stack.pop()
             if frame[0] == name:
                 self._quietly(f"the output of {name or 'the model'}", self._returned, frame, output)
+                self.sampler.masks.leave(len(self._stack))
                 break
 
     @property
@@ -159,10 +160,7 @@ class Listening(Reader, TorchFunctionMode):
             self.recording = True
 
     def _taken(self, frame: tuple[str, int], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        wanted = [parameter for name, call, parameter in self._plan.masks if (name, call) == frame]
-        if wanted:
-            given = token_masks(module, args, kwargs)
-            self.sampler.masks += [given[parameter] for parameter in wanted if parameter in given]
+        self.sampler.masks.enter(self.depth, list(token_masks(module, args, kwargs).values()))
         if frame in self._inputs:
             tensors = [tensor for _, tensor in leaves((args, kwargs))]
             for place, layout, key in self._inputs[frame]:

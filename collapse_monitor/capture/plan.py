@@ -115,7 +115,6 @@ class Plan:
     attentions: tuple[AttentionPlan, ...] = ()
     frames: frozenset[str] = frozenset()
     rejected: dict[str, str] = field(default_factory=dict)
-    masks: tuple[tuple[str, int, str], ...] = ()  # (call path, call number, parameter) of the token masks
     seen: str = ""  # what the watched forward did, in a few words
 
     def problem(self) -> str | None:

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from collapse_monitor.capture.masks import TokenMasks
 from collapse_monitor.observation import TokenSample
 
 
@@ -61,7 +62,7 @@ class Sampler:
     max_sequences: int | None = 4
     max_tokens: int | None = 64
     max_queries: int | None = 16
-    masks: list[Bool[Tensor, "batch token"]] = field(default_factory=list)
+    masks: TokenMasks = field(default_factory=TokenMasks)
     _indices: dict[tuple[object, ...], Tensor] = field(default_factory=dict)
     _positions_of: dict[tuple[int, int | None], tuple[Tensor, Tensor]] = field(default_factory=dict)
 
@@ -73,12 +74,12 @@ class Sampler:
 
     def begin(self) -> None:
         """Forget the masks of the last window; indices per shape are kept."""
-        self.masks.clear()
+        self.masks = TokenMasks()
         self._positions_of.clear()
 
     def mask_for(self, batch: int, length: int) -> Bool[Tensor, "batch token"] | None:
         """The token mask of the model call that fits this many sequences and tokens."""
-        return next((mask for mask in self.masks if tuple(mask.shape) == (batch, length)), None)
+        return self.masks.fitting(batch, length)
 
     def sequences(self, count: int, device: torch.device) -> Int[Tensor, " sequence"]:
         return self._index(count, self.max_sequences, device)

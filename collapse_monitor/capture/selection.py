@@ -68,12 +68,18 @@ class Selection:
         """
         if self._token_mask is None:
             return None
-        if not isinstance(self._token_mask, str):
-            return self._token_mask(args, kwargs) != 0
-        mask = argument(module, self._token_mask, args, kwargs)
+        if isinstance(self._token_mask, str):
+            mask: object = argument(module, self._token_mask, args, kwargs)
+            if mask is None:
+                raise ValueError(f"token_mask={self._token_mask!r}, but the model was not called with a tensor of that name")
+        else:
+            mask = self._token_mask(args, kwargs)
         if mask is None:
-            raise ValueError(f"token_mask={self._token_mask!r}, but the model was not called with a tensor of that name")
-        return read_mask(mask.detach(), padding=False)
+            return None  # this call has no padding
+        if not isinstance(mask, Tensor) or mask.ndim < 2:
+            shown = f"a tensor of shape {list(mask.shape)}" if isinstance(mask, Tensor) else f"a {type(mask).__name__}"
+            raise ValueError(f"token_mask gave {shown}: a tensor [sequences, tokens] that is True at real tokens is needed")
+        return read_mask(mask.detach().reshape(mask.shape[0], -1), padding=False)
 
     def apply(self, plan: Plan, model: nn.Module) -> Plan:
         """The plan restricted to the chosen sites; a chosen module that discovery did not find is read as a block."""

@@ -142,8 +142,7 @@ class Observed:
             with torch.no_grad():
                 mask = self._selection.token_mask(module, args, kwargs)
             self._masked = True
-            if mask is not None:
-                self._sampler.masks.append(mask)
+            self._sampler.masks.chosen = mask
         except Exception as error:
             self._no_mask = error
 
@@ -175,8 +174,11 @@ class Observed:
         started = time.perf_counter()
         self._listening.close()
         leave_mode(self._reader.mode)  # what follows, such as a compiled loss, runs as without us
+        masks = self._sampler.masks
         if self._no_mask is not None and not self._masked:
             self._fault("token_mask", self._no_mask)
+        elif masks.chosen is not None and not masks.fitted and self._reader.attended:
+            self._fault("token_mask", ValueError(f"its shape {list(masks.chosen.shape)} is not [sequences, tokens] of any hidden state"))
         try:
             with torch._C.DisableTorchFunction(), torch.no_grad():
                 plan, self.sites = self._reader.finish()

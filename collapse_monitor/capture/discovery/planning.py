@@ -40,7 +40,7 @@ class Made:
     attentions: list[tuple[AttentionPlan, FoundSite, Value | None]]
 
 
-def make_plan(graph: Graph, events: list[Event], model: nn.Module, causal: dict[int, bool], masks: list[tuple[str, int, str]]) -> Made:
+def make_plan(graph: Graph, events: list[Event], model: nn.Module, causal: dict[int, bool], masks: set[str]) -> Made:
     """Everything that can be known from one forward."""
     found, rejected = find_attention(graph, events)
     blocks = find_blocks(graph, found, find_mixers(graph, events, found), ModuleTree(model))
@@ -54,7 +54,7 @@ def make_plan(graph: Graph, events: list[Event], model: nn.Module, causal: dict[
         for operation in (*(event.operation for event in site.events), site.first.product, site.first.consumer, addition):
             if operation is not None:
                 places.frames.add(operation.frame.name)
-    places.frames |= {"", *(name for name, _, _ in masks)}
+    places.frames |= {"", *masks}
     places.count()
     names = _names(blocks, found)
     block_plans = [
@@ -77,7 +77,6 @@ def make_plan(graph: Graph, events: list[Event], model: nn.Module, causal: dict[
         tuple(p for p, _, _ in attention_plans),
         frozenset(places.frames),
         {canonical(name): reason for name, reason in rejected.items()},
-        tuple(masks),
         f"{len(graph.frames) - 1} modules and {len(graph.operations)} functions, {len(events)} of them a softmax or an attention kernel",
     )
     return Made(plan, block_plans, attention_plans)

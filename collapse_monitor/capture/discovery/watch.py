@@ -38,7 +38,7 @@ class Discovery(Reader):
         self.model = model
         self.mode = Trace(model, self, lambda error: fault("discovery", error))
         self.events: list[Event] = []
-        self.mask_places: list[tuple[str, int, str]] = []
+        self.mask_frames: set[str] = set()
         self._samples: dict[int, tuple[Layout, TokenSample]] = {}
         self._inputs: dict[int, list[tuple[Value, Tensor, int]]] = {}
         self._waiting: dict[int, AttentionObservation] = {}
@@ -81,10 +81,10 @@ class Discovery(Reader):
             self.guarded("residual additions", self._addition, operation, args, kwargs, result)
 
     def entered(self, frame: Frame, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        for name, mask in token_masks(module, args, kwargs).items():
-            if self.sampler.mask_for(*mask.shape) is None:
-                self.sampler.masks.append(mask)
-                self.mask_places.append((frame.name, frame.call, name))
+        masks = token_masks(module, args, kwargs)
+        self.sampler.masks.enter(self.depth, list(masks.values()))
+        if masks:
+            self.mask_frames.add(frame.name)
         if not frame.leaf:
             tensors = [tensor for _, tensor in leaves((args, kwargs))]
             self._inputs[frame.index] = [
@@ -94,6 +94,10 @@ class Discovery(Reader):
             ]
 
     def left(self, frame: Frame, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        self._read_call(frame, result)
+        self.sampler.masks.leave(self.depth + 1)
+
+    def _read_call(self, frame: Frame, result: Any) -> None:
         given = self._inputs.pop(frame.index, [])
         inside = [event for event in self.events if event.operation.index >= frame.first]
         if frame.leaf or result is None:
@@ -214,7 +218,7 @@ class Discovery(Reader):
         self.mode.recording = False
         self._inputs.clear()
         causal = {index: bool(flag) for index, flag in self._causal.items()}
-        made = make_plan(self.mode.graph, self.events, self.model, causal, self.mask_places)
+        made = make_plan(self.mode.graph, self.events, self.model, causal, self.mask_frames)
         for block, output, given in made.blocks:
             self._gradient_keys[output.index if output is not None else -1] = block.key
             sample = self._sampled(output, block.layout)
