@@ -16,6 +16,7 @@ from collapse_monitor.integrations.named import resolve_sinks
 from collapse_monitor.integrations.rerun import repeatable, uncompiled_step
 from collapse_monitor.integrations.steering import Steering
 from collapse_monitor.integrations.trainer import TRAIN_LOSS, VAL_LOSS, logged_step, loss_in, loss_scale, normalisation, scaler_of
+from collapse_monitor.judge import preflight as describe_start
 from collapse_monitor.monitor import Monitor
 from collapse_monitor.report import HEADLINES, ConsoleSink, LoggerSink
 
@@ -89,7 +90,7 @@ class CollapseCallback(_Callback):
         on_error: `warn` or `raise`.
         stop_on: severity (`info`, `warning`, `critical`) of an alert that ends training; all processes decide together.
         checkpoint_on: severity of an alert that saves a checkpoint.
-        preflight: print the table of the first snapshot, which shows the model at initialisation.
+        preflight: print the table of the first snapshot, which shows the model at initialisation, and the diagnosis of it.
 
     Raises:
         ValueError: an argument is not allowed; the message says what is.
@@ -326,7 +327,7 @@ class CollapseCallback(_Callback):
             self._untold = True
             if self._preflight_due and (latest := self._monitor.latest) is not None:
                 self._preflight_due = False
-                trainer.print(f"at initialisation:\n{latest.table()}")
+                trainer.print(f"at initialisation:\n{latest.table()}\n{describe_start(latest)}")
         if (self._untold or first) and not trainer.barebones:
             self._untold = False
             # Processes must have the same names, or those that monitor one of them wait for each other in vain.

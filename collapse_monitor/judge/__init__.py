@@ -5,6 +5,7 @@ from collapse_monitor.judge.diagnosis import diagnose, explain, undecided
 from collapse_monitor.judge.engine import Judge
 from collapse_monitor.judge.history import History
 from collapse_monitor.judge.laws import DepthLaw, Forecast, depth_law, forecasts
+from collapse_monitor.judge.preflight import preflight
 from collapse_monitor.judge.rule import Rule, confirmed_after
 from collapse_monitor.judge.rules import DEFAULT_RULES, resolve_rules
 
@@ -21,6 +22,7 @@ __all__ = [
     "diagnose",
     "explain",
     "forecasts",
+    "preflight",
     "resolve_rules",
     "undecided",
 ]

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from collapse_monitor.judge.baseline import UNKNOWN, Baseline, Track, array_of, listed
+from collapse_monitor.judge.baseline import UNKNOWN, Baseline, Track, array_of, listed, to_scale
 from collapse_monitor.judge.readings import Mask, Readings, Values
-from collapse_monitor.judge.thresholds import SCALES, WARMUP_CHECKS
+from collapse_monitor.judge.thresholds import SCALES, SMALLEST_DEVIATION, WARMUP_CHECKS
 from collapse_monitor.records import Snapshot
 
 RECENT_CHECKS = 16
@@ -97,6 +97,21 @@ class History:
         """Step and values per layer of the last 16 checks, oldest first, without the current one. Asking for a metric starts keeping it."""
         track = self._layers.setdefault(metric, None)
         return [] if track is None else list(track.recent)
+
+    def jump_from(self, metric: str) -> Baseline:
+        """Median and deviation of the last 16 checks, half of them at least: what a sudden change is measured from.
+
+        Unlike a baseline it follows whatever happens, so that slow drift does not widen it.
+        """
+        recent = [values for _, values in self.recent(metric)]
+        if len(recent) < RECENT_CHECKS // 2 or any(values.shape != recent[-1].shape for values in recent):
+            return UNKNOWN
+        scale = SCALES.get(metric, "linear")
+        scaled = to_scale(np.array(recent), scale)
+        middle = np.median(scaled, axis=0)
+        # 1.4826: the median distance of a normal distribution is 0.6745 deviations.
+        deviation = 1.4826 * np.median(np.abs(scaled - middle), axis=0)
+        return Baseline(scale, middle, np.maximum(deviation, SMALLEST_DEVIATION[scale]))
 
     def lowest(self, name: str) -> float | None:
         """The lowest value that was logged under this name, such as `val_loss`."""

@@ -131,10 +131,17 @@ _TABLE = (
     ),
     Threshold(
         "oversmoothing.sigmas",
-        3.0,
-        2.0,
-        "Deviations for such a block: fewer than elsewhere, because two readings must agree.",
-        "measured: a byte GPT whose block loses its residual path reaches 4.7, since its baseline remembers early training",
+        5.0,
+        0.0,
+        "Deviations, of the last 16 checks, by which such a block must jump. It then counts for as long as it stands off its baseline.",
+        "measured: the baseline of a byte GPT remembers early training, and its deviation is too wide to see one block lose its residuals",
+    ),
+    Threshold(
+        "oversmoothing.by_itself",
+        1.5,
+        1.5,
+        "Jump of such a block over that of any other, in the logarithm: after a shift of the data all blocks smooth more together.",
+        "measured: 1.6 to 9 for one block without residual path, below 1.2 when a byte GPT gets its text backwards",
     ),
     Threshold(
         "oversmoothing.partial_similarity",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from collapse_monitor.judge.history import History
-from collapse_monitor.judge.readings import Mask
+from collapse_monitor.judge.readings import Mask, Values
 from collapse_monitor.judge.rule import confirmed_after
 from collapse_monitor.judge.threshold import Level
 from collapse_monitor.judge.thresholds import GRADIENT_CHECKS, LEVELS, SIGMAS, TRANSIENT_CHECKS, TRANSIENT_STEPS, bound
@@ -83,9 +83,13 @@ def oversmoothing(snapshot: Snapshot, history: History) -> list[Condition]:
         return _not_only_last(change & (similarity >= bound("oversmoothing.similarity", level)))
 
     def smoothing(level: Level) -> Mask:
+        # What fires is a jump against the last checks, and it holds for as long as it stands off the baseline.
+        usual = (history.jump_from("token_similarity"), history.jump_from("contraction")) if level == "fire" else (normal, before)
         sigmas = bound("oversmoothing.sigmas", level)
-        change = normal.beyond(similarity, -np.log(bound("oversmoothing.partial_drop", level)), sigmas)
-        stronger = before.beyond(contraction, -np.log(bound("oversmoothing.contraction_drop", level)), sigmas)
+        change = usual[0].beyond(similarity, -np.log(bound("oversmoothing.partial_drop", level)), sigmas)
+        stronger = usual[1].beyond(contraction, -np.log(bound("oversmoothing.contraction_drop", level)), sigmas)
+        if level == "fire":
+            stronger &= _by_itself(-usual[1].shift(contraction))
         return _not_only_last(change & stronger & (similarity >= bound("oversmoothing.partial_similarity", level)))
 
     fire, hold = (risen(level) | smoothing(level) for level in LEVELS)
@@ -203,6 +207,16 @@ def _narrow_tokens(layer: int, level: Level, severity: Severity, tokens: _Tokens
 def _not_only_last(found: Mask) -> Mask:
     """Nothing, where the last block is the only one found."""
     return found if found[:-1].any() else np.zeros_like(found)
+
+
+def _by_itself(change: Values) -> Mask:
+    """The one layer whose change is far larger than that of any other: what all layers share comes with the data."""
+    known = np.nan_to_num(change)
+    found = np.zeros(len(known), dtype=bool)
+    if len(known):
+        first = int(np.argmax(known))
+        found[first] = known[first] >= bound("oversmoothing.by_itself", "fire") * max(np.delete(known, first).max(initial=0.0), 0.0)
+    return found
 
 
 def _no_data(layer: int, metric: str, limit: float) -> Condition:

@@ -56,7 +56,7 @@ class TestRankCollapse:
         shared = phase(4, similarity=[0.8, 0.97, 0.993, 0.997], contraction=0.45, rank=[20, 12, 6, 4])
         assert names(verdict(HEALTHY, shared)) == [
             ("rank_collapse", "firing", "critical", (2, 3)),
-            ("oversmoothing", "firing", "warning", (0, 1)),
+            ("oversmoothing", "firing", "warning", (1,)),
         ]
 
     def test_tokens_mixed_to_nine_tenths_in_one_block(self) -> None:
