@@ -9,6 +9,7 @@ from collapse_monitor.report.loggers import LoggerSink
 from collapse_monitor.report.reader import Run, read
 from collapse_monitor.report.summary import HEADLINES, headlines, summarise
 from collapse_monitor.report.tensorboard import TensorBoardSink
+from collapse_monitor.report.webhook import WebhookSink
 
 __all__ = [
     "HEADLINES",
@@ -19,6 +20,7 @@ __all__ = [
     "Sink",
     "Sinks",
     "TensorBoardSink",
+    "WebhookSink",
     "headlines",
     "read",
     "summarise",
