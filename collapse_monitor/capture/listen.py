@@ -22,7 +22,7 @@ from collapse_monitor.capture.rows.flex import FlexCall, flex_rows
 from collapse_monitor.capture.rows.mha import transparent_multi_head_attention
 from collapse_monitor.capture.rows.sdpa import SdpaCall, sdpa_rows
 from collapse_monitor.capture.rows.softmax import softmax_rows
-from collapse_monitor.capture.sampling import Layout, Sampler, counted
+from collapse_monitor.capture.sampling import Layout, Sampler, as_added, counted
 from collapse_monitor.capture.tensors import at_path, is_readable, leaves
 from collapse_monitor.observation import AttentionObservation, BlockObservation, Key, Receiver, TokenSample
 from collapse_monitor.records import Site
@@ -52,6 +52,7 @@ class Listening(Reader, TorchFunctionMode):
         self._heads: dict[Key, list[AttentionObservation]] = defaultdict(list)
         self._branches: dict[Key, tuple[TokenSample, TokenSample]] = {}
         self.heard: set[Key] = set()
+        self.missing: dict[str, str] = {}
         for block in plan.blocks:
             self._listen_block(block)
         for attention in plan.attentions:
@@ -81,7 +82,7 @@ class Listening(Reader, TorchFunctionMode):
         for operand, role in ((plan.query, "q"), (plan.value, "v")):
             if operand is not None:
                 place, side = operand
-                self._operations[place.frame, place.call, place.kind, place.ordinal].append(self._operand(plan.key, role, side))
+                self._operations[place.frame, place.call, place.kind, place.ordinal].append(self._operand(plan.key, role, place, side))
         if plan.branch is not None:
             place, side, _ = plan.branch
             layout = next((b.layout for b in self._plan.blocks if b.key == plan.block), None)
@@ -207,15 +208,15 @@ class Listening(Reader, TorchFunctionMode):
                 if not is_readable(call.query):
                     return
                 observation = sdpa_rows(call, plan.folding, self.sampler)
-                self._operand_of(plan.key, "q", call.query)
-                self._operand_of(plan.key, "v", call.value)
+                self._operand_of(plan.key, "q", call.query, plan.maps[0])
+                self._operand_of(plan.key, "v", call.value, plan.maps[0])
             elif plan.how == "flex":
                 flex = FlexCall.of(args, kwargs)
                 if not is_readable(flex.query):
                     return
                 observation = flex_rows(flex, self.sampler)
-                self._operand_of(plan.key, "q", flex.query)
-                self._operand_of(plan.key, "v", flex.value)
+                self._operand_of(plan.key, "q", flex.query, plan.maps[0])
+                self._operand_of(plan.key, "v", flex.value, plan.maps[0])
             elif plan.axes is not None and isinstance(result, Tensor) and is_readable(result):
                 observation = softmax_rows(args[0], result, plan.axes, self.sampler)
             else:
@@ -235,40 +236,56 @@ class Listening(Reader, TorchFunctionMode):
         self.heard.add(plan.key)
         self.receiver.attention(plan.key, observation)
 
-    def _operand(self, key: Key, role: str, side: int) -> Action:
+    def _operand(self, key: Key, role: str, place: Place, side: int) -> Action:
         def action(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
             tensors = [tensor for _, tensor in leaves((args, tuple(kwargs.values())))]
-            self._operand_of(key, role, tensors[-2:][side])
+            self._operand_of(key, role, tensors[-2:][side], place)
 
         return action
 
-    def _operand_of(self, key: Key, role: str, tensor: Tensor) -> None:
-        self.watch(tensor, lambda gradient: self.receiver.qv_gradient(key, role, gradient))
+    def _operand_of(self, key: Key, role: str, tensor: Tensor, place: Place) -> None:
+        def receive(gradient: Tensor) -> None:
+            if not self._strayed(place):
+                self.receiver.qv_gradient(key, role, gradient)
+
+        self.watch(tensor, receive)
 
     def _joined(self, key: Key, side: int, layout: Layout) -> Action:
         def action(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
             tensors = [item for item in (*args, *kwargs.values()) if isinstance(item, Tensor)]
-            self._branches[key] = (self.sampler.tokens(tensors[side], layout), self.sampler.tokens(tensors[1 - side], layout))
+            branch, stream = tensors[side], tensors[1 - side]
+            samples = [self.sampler.tokens(tensor, layout) for tensor in (branch, stream)]
+            self._branches[key] = as_added(samples[0], samples[1], kwargs.get("alpha", 1), side, stream is result)
 
         return action
 
     # -- the end of the forward
 
     def finish(self) -> tuple[Plan, dict[Key, Site]]:
-        """Hand over the blocks; the plan is the one given."""
+        """Hand over the blocks; the plan is the one given. Sites that ran a course of their own are left unread."""
         self.recording = False
         self._latest = None
         inputs = {}
+        sites = dict(self._plan.sites)
         for block in self._plan.blocks:
             sample = self._samples.get(block.output) if block.output is not None else None
             given = self._samples.get(block.input) if block.input is not None else None
             inputs[block.key] = given
-            if sample is not None:
+            if sample is not None and block.output is not None and not self._strayed(block.output):
                 self.heard.add(block.key)
                 self.receiver.block(block.key, BlockObservation(sample, given))
+            elif sample is not None:
+                self.missing[block.site.name] = _STRAYED
         for attention in self._plan.attentions:
+            if any(place.ordinal and self._strayed(place) for place in attention.maps):
+                self.missing[attention.site.name] = _STRAYED
+                sites = {("strayed", *key) if key == attention.key else key: site for key, site in sites.items()}
+                continue
             joined = self._branches.get(attention.key)
             if joined is None or attention.branch is None:
+                continue
+            if self._strayed(attention.branch[0]):
+                self.missing[f"{attention.site.name}/branch_ratio"] = _STRAYED
                 continue
             stream = joined[1] if attention.branch[2] else inputs.get(attention.block or ())
             if stream is not None:
@@ -276,7 +293,14 @@ class Listening(Reader, TorchFunctionMode):
         self._samples.clear()
         self._branches.clear()
         self._heads.clear()
-        return self._plan, self._plan.sites
+        return self._plan, sites
+
+    def _strayed(self, place: Place) -> bool:
+        """Whether there were more or fewer operations of its kind than in the watched forward: the n-th may be another one."""
+        return place.role == "operation" and self._counts[place.frame, place.call, place.kind] != place.total
+
+
+_STRAYED = "the model ran a different course in this step than in the one it was learnt from"
 
 
 def _version(tensor: Tensor) -> int:

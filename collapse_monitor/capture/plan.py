@@ -19,7 +19,8 @@ Kind = Literal["fused", "softmax", "exp", "product", "add"]
 class Place:
     """A tensor of the forward: what a module call took or returned, or the n-th operation of a kind inside it.
 
-    Operations are counted within the innermost *listened* call around them, so the count means the same in every step.
+    Operations are counted within the innermost *listened* call around them, so the count means the same in every step; `total` is how
+    many there were: another total means another course, in which the n-th may be a different one.
     """
 
     frame: str
@@ -28,6 +29,7 @@ class Place:
     path: Path = ()
     kind: Kind = "product"
     ordinal: int = 0
+    total: int = 0
 
 
 @dataclass(frozen=True, slots=True)

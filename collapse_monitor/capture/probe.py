@@ -91,6 +91,11 @@ class _Call:
             self.module(*args, **kwargs)
 
 
+def _gradients_of(model: nn.Module) -> dict[int, tuple[int, int]]:
+    """Which gradient tensors there are, and how often each was written to."""
+    return {id(p): (id(p.grad), p.grad._version) for p in model.parameters() if p.grad is not None}
+
+
 class _Enough(BaseException):
     """Leaves a training step that is run again, once the forward in it is over. No `except Exception` of the user's stops it."""
 
@@ -123,7 +128,7 @@ class Probed:
         self.plan, self.sites = plan, dict[Key, Site]()
         self.notes: tuple[str, ...] = ()
         self.heard_forward = False
-        self.backward_seen = True  # gradients are read from the parameters, wherever backward ran
+        self._gradients_before: dict[int, tuple[int, int]] = {}
         self.seconds = 0.0
         self._parts = (model, sampler, receiver, fault, selection)
         self._redirected, self._rerun = redirected, rerun
@@ -142,8 +147,14 @@ class Probed:
         reason = "read from a separate forward without gradients (source='probe')"
         return {**(self.plan.missing if self.plan is not None else {}), "gradient_norm": reason, "qk_to_v_gradient": reason}
 
+    @property
+    def backward_seen(self) -> bool:
+        """Whether the parameters' gradients have changed since the window opened: else they are an earlier step's."""
+        return _gradients_of(self._parts[0]) != self._gradients_before
+
     def __enter__(self) -> Probed:
         model, *_, selection = self._parts
+        self._gradients_before = _gradients_of(model)
         if self._rerun is not None:
             return self
         eager, compiled = selection.parts(model)

@@ -51,6 +51,17 @@ def counted(sample: TokenSample) -> Float[Tensor, "sequence token dim"]:
     return sample.hidden if sample.mask is None else sample.hidden.masked_fill(~sample.mask[..., None], 0)
 
 
+def as_added(branch: TokenSample, stream: TokenSample, alpha: float, side: int, in_place: bool) -> tuple[TokenSample, TokenSample]:
+    """The operands as an addition used them: its second one times `alpha`, and the first before it was overwritten."""
+    if alpha != 1:
+        scaled, kept = (branch, stream) if side == 1 else (stream, branch)
+        scaled = TokenSample(scaled.hidden * alpha, scaled.mask)
+        branch, stream = (scaled, kept) if side == 1 else (kept, scaled)
+    if in_place:
+        stream = TokenSample(stream.hidden - branch.hidden, stream.mask)
+    return branch, stream
+
+
 @dataclass(slots=True, eq=False)
 class Sampler:
     """Picks samples for one window; index tensors are made once per shape. None means all.

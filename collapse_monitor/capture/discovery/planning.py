@@ -91,6 +91,7 @@ class Places:
         self._returned: dict[int, tuple[Frame, tuple[object, ...]]] = {}
         self._taken: dict[int, tuple[Frame, int]] = {}
         self._ordinals: dict[int, tuple[Frame, int]] = {}
+        self._totals: Counter[tuple[int, Kind]] = Counter()
         for frame in graph.frames[1:]:
             for path, value in frame.outputs:
                 self._returned.setdefault(value.index, (frame, path))
@@ -117,6 +118,7 @@ class Places:
                 frame = next((f for f in operation.frame.ancestors() if f.name in self.frames), self.graph.frames[0])
                 self._ordinals[operation.index] = (frame, counters[frame.index, kind])
                 counters[frame.index, kind] += 1
+        self._totals = counters
 
     def of_value(self, value: Value | None) -> Place | None:
         if value is None:
@@ -133,7 +135,8 @@ class Places:
 
     def of_operation(self, operation: Operation) -> Place:
         frame, ordinal = self._ordinals[operation.index]
-        return Place(frame.name, frame.call, "operation", (), KINDS[operation.name], ordinal)
+        kind = KINDS[operation.name]
+        return Place(frame.name, frame.call, "operation", (), kind, ordinal, self._totals[frame.index, kind])
 
 
 def _streams(graph: Graph, blocks: list[FoundBlock]) -> list[tuple[FoundBlock, Value | None, Value | None]]:

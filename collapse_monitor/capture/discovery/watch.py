@@ -20,7 +20,7 @@ from collapse_monitor.capture.reading import Reader
 from collapse_monitor.capture.rows.flex import FlexCall, flex_rows
 from collapse_monitor.capture.rows.sdpa import SdpaCall, sdpa_rows
 from collapse_monitor.capture.rows.softmax import softmax_rows
-from collapse_monitor.capture.sampling import Layout, Sampler, counted
+from collapse_monitor.capture.sampling import Layout, Sampler, as_added, counted
 from collapse_monitor.capture.tensors import is_readable, leaves
 from collapse_monitor.observation import AttentionObservation, BlockObservation, Key, Receiver, TokenSample
 from collapse_monitor.records import Site
@@ -165,7 +165,8 @@ class Discovery(Reader):
             if side is not None:
                 layout = layout_of(operation.inputs[side], event.query_label)
                 samples = [self.sampler.tokens(tensor, layout) for tensor in (tensors[side], tensors[1 - side])]
-                self._branches[event.operation.index] = (operation, side, samples[0], samples[1])
+                pair = as_added(samples[0], samples[1], kwargs.get("alpha", 1), side, tensors[1 - side] is result)
+                self._branches[event.operation.index] = (operation, side, *pair)
 
     def _sample(self, value: Value, tensor: Tensor, label: Any) -> None:
         if value.index not in self._samples:
