@@ -12,7 +12,13 @@ from einops import rearrange
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from collapse_monitor.integrations.lightning import CollapseCallback
+from collapse_monitor.records import Condition, Severity, Snapshot
+from collapse_monitor.testing import MemorySink
+
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+EITHER = ["pytorch_lightning", pytest.param("lightning.pytorch", marks=pytest.mark.slow)]
+"""The same, where a quick look at one of them will do."""
 WORDS, TOKENS = 64, 9
 
 
@@ -151,3 +157,57 @@ def trainer(callbacks: list[Any], pl: Any = "pytorch_lightning", **options: Any)
         "num_sanity_val_steps": 0,
     }
     return (importlib.import_module(pl) if isinstance(pl, str) else pl).Trainer(callbacks=callbacks, **{**quiet, **options})
+
+
+# -- the callback and what it is held against
+
+
+def watch(every: Any = 1, **options: Any) -> tuple[CollapseCallback, MemorySink]:
+    sink = MemorySink()
+    return CollapseCallback(every=every, sinks=[sink], **{"budget": None, "on_error": "raise", **options}), sink
+
+
+def hooks_on(model: nn.Module) -> int:
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return sum(len(getattr(part, kind)) for part in model.modules() for kind in kinds)
+
+
+def modes() -> list[Any]:
+    return torch.overrides._get_current_function_mode_stack()
+
+
+BLOCKS = ["net.blocks.0", "net.blocks.1"]
+
+FORMS: dict[str, dict[str, Any]] = {"plain": {}, "accumulated": {"accumulate_grad_batches": 4}, "by hand": {}}
+"""Ways to count steps, and what they need of the Trainer."""
+
+
+def form(name: str, pl: Any = "pytorch_lightning") -> Any:
+    return by_hand(pl) if name == "by hand" else module(pl)
+
+
+def fires_at(step: int, severity: Severity = Severity.CRITICAL) -> Any:
+    def fault(snapshot: Snapshot, history: Any) -> list[Condition]:
+        return [Condition(0, "effective_rank", 1.0, 2.0, severity=severity)] if snapshot.step >= step else []
+
+    fault.for_checks = 1  # type: ignore[attr-defined]
+    return fault
+
+
+def trained(lit: Any, callbacks: list[Any], validate: bool = False, **options: Any) -> tuple[Any, ...]:
+    """Two shuffled epochs: losses, parameters, the global generator, what was logged, and the step reached."""
+    torch.manual_seed(3)
+    data = torch.utils.data.DataLoader(loader(6).dataset, batch_size=2, shuffle=True)
+    run = trainer(callbacks, max_epochs=2, **options)
+    run.fit(lit, data, loader(2) if validate else None)
+    metrics = {name: float(value) for name, value in run.callback_metrics.items() if not name.startswith("collapse/")}
+    return lit.losses, {n: t.clone() for n, t in lit.state_dict().items()}, torch.get_rng_state(), metrics, run.global_step
+
+
+def assert_same(plain: tuple[Any, ...], watched: tuple[Any, ...]) -> None:
+    assert plain[0] == watched[0]
+    assert plain[0][-1] != plain[0][0]
+    assert list(plain[1]) == list(watched[1])
+    assert all(torch.equal(plain[1][name], watched[1][name]) for name in plain[1])
+    assert torch.equal(plain[2], watched[2])
+    assert plain[3:] == watched[3:]
