@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import operator
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -115,6 +116,7 @@ class Monitor:
             redirected: for hosts that send a training step through the model's own call: the first call is that step, not a forward.
             rerun: for hosts whose whole training step is compiled: that step, uncompiled, to be probed up to the end of the forward.
         """
+        step = _whole(step)
         if self._closed or self._open:
             return _UNSAMPLED
         if self._ledger.ripe:
@@ -122,7 +124,16 @@ class Monitor:
             with torch._C.DisableTorchFunction():
                 self._ledger.settle()
             self.schedule.charge_late(time.perf_counter() - started)
-        return self._window(step, loss_scale, redirected, rerun) if self.schedule.wants(step) else _UNSAMPLED
+        return self._window(step, loss_scale, redirected, rerun) if self._wants(step) else _UNSAMPLED
+
+    def _wants(self, step: int) -> bool:
+        try:
+            return self.schedule.wants(step)
+        except Exception as error:
+            if self._strict:
+                raise
+            self._ledger.say(f"every: {type(error).__name__}: {error}", kind="every")
+            return False
 
     @contextmanager
     def _window(
@@ -133,7 +144,7 @@ class Monitor:
 
         def fault(what: str, error: BaseException) -> None:
             faults.append(error)
-            self._ledger.say(f"{what}: {type(error).__name__}: {error}")
+            self._ledger.say(f"{what}: {type(error).__name__}: {error}", kind=f"{what}: {type(error).__name__}")
 
         discovering = self._plan is None
         self._ledger.settle()
@@ -346,6 +357,13 @@ def _heard(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], rece
 
 
 _GRADIENT_READINGS = ("gradient_norm", "qk_to_v_gradient", "parameter_gradient_norm", "qk_to_v_weight_gradient")
+
+
+def _whole(step: object) -> int:
+    try:
+        return operator.index(step)  # type: ignore[arg-type]
+    except TypeError:
+        raise ValueError(f"observe(step={step!r}): the step must be a whole number, the one your loss is logged with") from None
 
 
 def _check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:

@@ -58,11 +58,11 @@ def read_scalars(context: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _float(value: Any) -> float:
-    if isinstance(value, Tensor):
-        return float(value.detach().item()) if value.numel() == 1 else math.nan
     try:
+        if isinstance(value, Tensor):
+            return float(value.detach().item()) if value.numel() == 1 else math.nan
         return float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RuntimeError, NotImplementedError):  # text, complex numbers, tensors without values
         return math.nan
 
 

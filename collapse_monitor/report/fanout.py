@@ -32,6 +32,8 @@ class Sinks:
         if not isinstance(sinks, Sequence):
             raise TypeError(f"sinks: expected a list, got {type(sinks).__name__}")
         for sink in sinks:
+            if isinstance(sink, type):
+                raise TypeError(f"sinks: {sink.__name__} is a class; give an instance, such as {sink.__name__}(...)")
             if not callable(getattr(sink, "write", None)) or not callable(getattr(sink, "close", None)):
                 raise TypeError(f"sinks: a sink is an object with write(snapshot, alerts) and close(), got {_name(sink)}")
         self._open = list(sinks)
