@@ -224,6 +224,7 @@ def test_a_model_traced_in_a_window_holds_nothing_of_ours() -> None:
     assert [node.kind() for node in traced.graph.nodes()] == [node.kind() for node in plain.graph.nodes()]
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # dynamo looks at it where the graph breaks
 def test_a_step_compiled_as_a_whole_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
     model = Model()
     counter = CompileCounter()
