@@ -32,7 +32,7 @@ help:
 	@touch $@
 
 .venv/.dev: pyproject.toml requirements-dev.txt | .venv/.created
-	$(BIN)/python -m pip install --quiet $(PIP_ARGS) $(TORCH) -e ".[demo,dev,docs]"
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) $(TORCH) -e ".[demo,dev,zoo,docs]"
 	@touch $@ .venv/.demo
 
 demo: .venv/.demo

@@ -53,9 +53,11 @@ def is_compiled(model: nn.Module) -> bool:
         return True  # the monitor was given the inner module, the run calls the wrapper
     seen: set[int] = set()
     kinds = {type(module) for module in model.modules() if not type(module).__module__.startswith("torch.nn")}
-    return any(_is_wrapped(item) for module in model.modules() for item in vars(module).values()) or any(
-        _reaches_wrapped(kind, getattr(kind, entry, None), seen, _DEPTH) for kind in kinds for entry in _ENTRIES
-    ) or _lives_somewhere()
+    return (
+        any(_is_wrapped(item) for module in model.modules() for item in vars(module).values())
+        or any(_reaches_wrapped(kind, getattr(kind, entry, None), seen, _DEPTH) for kind in kinds for entry in _ENTRIES)
+        or _lives_somewhere()
+    )
 
 
 def _lives_somewhere() -> bool:

@@ -30,7 +30,7 @@ class _ModuleHook:
         self._modules, self._hear, self._thread = modules, hear, threading.get_ident()
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], *rest: Any) -> None:
-        if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined]
             return
         if id(module) in self._modules and threading.get_ident() == self._thread:
             with torch._C.DisableTorchFunction():

@@ -93,7 +93,7 @@ class Listening(Reader, TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not self._begun or torch.compiler.is_compiling() or torch.jit.is_tracing():
+        if not self._begun or torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined]
             return func(*args, **kwargs)
         function = bare_name(func)
         if function in BACKWARD:

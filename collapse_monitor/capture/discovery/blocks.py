@@ -67,7 +67,14 @@ def _chosen(sites: list[FoundSite], tree: ModuleTree, runs: Runs, alone: bool) -
     classes = {tree.class_of(choice.name) for choice in proper.values() if choice.tier in (UNIFORM, REPEATED)} - {None}
     names: set[str] = set()
     for site in sites:
-        known = next((name for name in prefixes(site.frame.name) if name != site.frame.name and tree.class_of(name) in classes and not tree.is_container(name)), None)
+        known = next(
+            (
+                name
+                for name in prefixes(site.frame.name)
+                if name != site.frame.name and tree.class_of(name) in classes and not tree.is_container(name)
+            ),
+            None,
+        )
         if known is not None:
             names.add(known)
         elif id(site) in proper:
@@ -119,7 +126,9 @@ def _skipped(names: set[str], tree: ModuleTree, runs: Runs) -> set[str]:
     skipped: set[str] = set()
     for parent in {parent_of(name) for name in names if tree.is_container(parent_of(name))}:
         classes = {tree.class_of(name) for name in names if parent_of(name) == parent}
-        skipped |= {child for child in tree.children(parent) if not runs.ran(child) and tree.class_of(child) in classes and tree.children(child)}
+        skipped |= {
+            child for child in tree.children(parent) if not runs.ran(child) and tree.class_of(child) in classes and tree.children(child)
+        }
     return skipped
 
 
@@ -165,9 +174,7 @@ def _inline(graph: Graph, sites: list[FoundSite]) -> list[FoundBlock]:
     """No module repeats: each attention written out in one long forward is a block of its own."""
     ends = [site.start - 1 for site in sites[1:]] + [len(graph.operations) - 1]
     starts = [0, *[(site.first.product or site.first.operation).index for site in sites[1:]]]
-    return [
-        FoundBlock(site.frame.name, start, end, sites=[site]) for site, start, end in zip(sites, starts, ends, strict=True)
-    ]
+    return [FoundBlock(site.frame.name, start, end, sites=[site]) for site, start, end in zip(sites, starts, ends, strict=True)]
 
 
 def _holds(block: FoundBlock, site: FoundSite) -> bool:

@@ -33,7 +33,11 @@ def attach_consumer(event: Event) -> bool:
                 _invert(event)
                 event.consumer, event.value = operation, other
                 return True
-            if operation.name == "sum" and weighed is not None and any(related(value.labels[axis], event.key_label) for axis in operation.axes):
+            if (
+                operation.name == "sum"
+                and weighed is not None
+                and any(related(value.labels[axis], event.key_label) for axis in operation.axes)
+            ):
                 event.consumer, event.value = operation, weighed
                 return True
             if operation.product is not None and not _mixes_other_axes(operation, value, event):
@@ -51,7 +55,10 @@ def _weighed_operand(operation: Operation, weights: Value, event: Event) -> Valu
     product = operation.product
     if product is None:
         return None
-    for mine, other, axes in ((product.left, product.right, product.left_contracted), (product.right, product.left, product.right_contracted)):
+    for mine, other, axes in (
+        (product.left, product.right, product.left_contracted),
+        (product.right, product.left, product.right_contracted),
+    ):
         if mine is weights and any(
             related(weights.labels[axis], event.key_label) or (not weights.labels[axis] and event.key_length == 1) for axis in axes
         ):
@@ -67,7 +74,10 @@ def _weighed_by_queries(operation: Operation, weights: Value, event: Event) -> V
     product = operation.product
     if product is None or event.scores not in ("data", "router") or product.left.static or product.right.static:
         return None
-    for mine, other, axes in ((product.left, product.right, product.left_contracted), (product.right, product.left, product.right_contracted)):
+    for mine, other, axes in (
+        (product.left, product.right, product.left_contracted),
+        (product.right, product.left, product.right_contracted),
+    ):
         if mine is weights and any(related(weights.labels[axis], event.query_label) for axis in axes):
             return other
     return None
@@ -76,7 +86,8 @@ def _weighed_by_queries(operation: Operation, weights: Value, event: Event) -> V
 def _invert(event: Event) -> None:
     """What the scores were normalised over are the queries."""
     axes = event.axes
-    assert axes is not None and axes.query is not None
+    assert axes is not None
+    assert axes.query is not None
     event.inverted = True
     event.axes = replace(axes, key=axes.query, query=axes.key)
     event.query, event.key = event.key, event.query

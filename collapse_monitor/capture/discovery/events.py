@@ -183,7 +183,10 @@ def _matches(source: Value, axis: int) -> Iterator[tuple[Operation, str, int, Sc
 
 def _keeps_both_sides(product: Product, source: Value) -> bool:
     """Whether the scores still run over the free axes of both operands: what lies between only mixed heads."""
-    return all(not side or any(related(axis, label) for axis in side for label in source.labels) for side in (product.left_made, product.right_made))
+    return all(
+        not side or any(related(axis, label) for axis in side for label in source.labels)
+        for side in (product.left_made, product.right_made)
+    )
 
 
 def _side(product: Product, label: Label, size: int) -> str | None:

@@ -58,20 +58,21 @@ def make_plan(graph: Graph, events: list[Event], model: nn.Module, causal: dict[
     places.count()
     names = _names(blocks, found)
     block_plans = [
-        (_block_plan(index, block, output, given, places, events, names), output, given) for index, (block, output, given) in enumerate(streams)
+        (_block_plan(index, block, output, given, places, events, names), output, given)
+        for index, (block, output, given) in enumerate(streams)
     ]
     keys = {id(block): plan.key for (block, _, _), (plan, _, _) in zip(streams, block_plans, strict=True)}
     finder = ProjectionFinder(graph, (name for name, _ in model.named_parameters()), found)
     attention_plans = []
     for site, addition, to_stream in attentions:
         layer = next((index for index, (block, _, _) in enumerate(streams) if site in block.sites), None)
-        plan = _attention_plan(graph, site, layer, addition, to_stream, places, causal, names)
-        plan = replace(plan, projections=finder.of(site, streams[layer][0].start if layer is not None else 0))
+        attention = _attention_plan(graph, site, layer, addition, to_stream, places, causal, names)
+        attention = replace(attention, projections=finder.of(site, streams[layer][0].start if layer is not None else 0))
         stream: Value | None = None
         if layer is not None:
-            plan = replace(plan, block=keys[id(streams[layer][0])])
+            attention = replace(attention, block=keys[id(streams[layer][0])])
             stream = None if to_stream else streams[layer][2]
-        attention_plans.append((plan, site, stream))
+        attention_plans.append((attention, site, stream))
     plan = Plan(
         tuple(p for p, _, _ in block_plans),
         tuple(p for p, _, _ in attention_plans),
@@ -149,7 +150,9 @@ def _streams(graph: Graph, blocks: list[FoundBlock]) -> list[tuple[FoundBlock, V
     return streams
 
 
-def _joined(graph: Graph, site: FoundSite, stream: tuple[FoundBlock, Value | None, Value | None] | None) -> tuple[FoundSite, Operation | None, bool]:
+def _joined(
+    graph: Graph, site: FoundSite, stream: tuple[FoundBlock, Value | None, Value | None] | None
+) -> tuple[FoundSite, Operation | None, bool]:
     """The addition at which the site's result joins, and whether its other operand is the stream itself."""
     first = site.first.consumer or site.first.operation
     for operation in graph.operations[first.index :]:
@@ -188,7 +191,9 @@ def _block_plan(
     key: Key = ("block", max(block.start, 0), index)
     site = Site(names[id(block)], "block", index)
     place = places.of_value(output)
-    layout = layout_of(output, token_label(block, events)) if output is not None else layout_of(Value(-1, (1, 1, 1), ((), (), ()), True), ())
+    layout = (
+        layout_of(output, token_label(block, events)) if output is not None else layout_of(Value(-1, (1, 1, 1), ((), (), ()), True), ())
+    )
     missing = ""
     if not block.ran:
         missing = "did not run in the watched forward (layer drop or a skipped branch)"

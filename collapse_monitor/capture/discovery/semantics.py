@@ -30,7 +30,9 @@ PERMUTES = frozenset(
     "permute transpose swapaxes swapdims t movedim moveaxis get_T get_mT get_H get_mH adjoint transpose_ t_ swapaxes_".split()
 )
 REDUCTIONS = frozenset(
-    "sum mean amax amin max min logsumexp prod var std norm vector_norm nansum median all any argmax argmin var_mean std_mean nanmean".split()
+    (
+        "sum mean amax amin max min logsumexp prod var std norm vector_norm nansum median all any argmax argmin var_mean std_mean nanmean"
+    ).split()
 )
 SOFTMAXES = frozenset("softmax _safe_softmax _softmax gumbel_softmax softmax_".split())
 SUMS = frozenset("add __add__ __radd__ __iadd__ add_ addcmul".split())

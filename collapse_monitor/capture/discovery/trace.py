@@ -58,7 +58,7 @@ class Trace(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not self._begun or torch.compiler.is_compiling() or torch.jit.is_tracing():
+        if not self._begun or torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined]
             return func(*args, **kwargs)
         if bare_name(func) in BACKWARD:
             self._listener.at_backward()
