@@ -38,6 +38,18 @@ class Activated(Separate):
         return q, F.relu(k), v
 
 
+class ScaledFeatures(Separate):
+    """Every feature of the keys has a learned scale, as adapters add it; one for a whole head is part of the softmax's scale."""
+
+    def set_up(self) -> None:
+        super().set_up()
+        self.gain, self.temperature = nn.Parameter(torch.ones(HEAD)), nn.Parameter(torch.ones(HEADS, 1, 1))
+
+    def project(self, x: Tensor) -> Weights:
+        q, k, v = super().project(x)
+        return q * self.temperature, k * self.gain, v
+
+
 class Mixed(Separate):
     """Neighbouring tokens are convolved after the projection."""
 
@@ -164,6 +176,7 @@ CASES: list[tuple[Callable[[], Attention], dict[str, str]]] = [
     (Gated, {"query": "multiplied by another function of the data"}),
     (GatedByData, {"value": "multiplied by another function of the data"}),
     (Activated, {"key": "relu"}),
+    (ScaledFeatures, {"key": "a parameter scales each of its features"}),
     (Mixed, {"query": "conv1d"}),
     (Convolved, {"value": "conv1d"}),
     (TwoStreams, dict.fromkeys(("query", "key", "value"), "tokens of different origin")),

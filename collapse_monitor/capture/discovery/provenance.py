@@ -67,14 +67,15 @@ class Ancestors:
 class Search:
     """Follows the elements of one operand to the leaves they were made by.
 
-    Passed through: views, joins, copies, dropout, norms over features, biases, and factors that no hidden state went into (rotary
-    tables, masks, learned or constant scales). Everything else ends the search with a reason.
+    Passed through: views, joins, copies, dropout, norms over features with their gains, biases, and factors that no hidden state went
+    into (rotary tables, masks, a scale for a whole head). Everything else ends the search with a reason.
     """
 
     def __init__(self, ancestors: Ancestors, heads: int, dim: int) -> None:
         self._ancestors, self._heads, self._dim = ancestors, heads, dim
         self._asides: list[Value] = []
         self._steps = 0
+        self._normed = self._gained = False
 
     def leaves(self, value: Value, points: Points) -> list[Leaf]:
         """The distinct leaves.
@@ -85,6 +86,8 @@ class Search:
         found = [Leaf(leaf, merged(parts)) for leaf, parts in self._walk(value, points).values()]
         if any(self._ancestors.outside(aside) & self._raw_inputs(leaf.value) for leaf in found for aside in self._asides):
             raise Untraceable("it is combined with another function of the data")
+        if self._gained and not self._normed:
+            raise Untraceable("a parameter scales each of its features")
         return found
 
     def _raw_inputs(self, leaf: Value) -> frozenset[int]:
@@ -116,6 +119,7 @@ class Search:
             parts = sources(operation, value, points)
             return _together(self._walk(part, at) for part, at in [part for part in parts if not part[0].static] or parts)
         if name in NORMS or name in NEGATIONS:
+            self._normed |= name in NORMS
             return self._into(operation.inputs[0], points)
         raise Untraceable(f"{name} stands between it and a projection")
 
@@ -145,6 +149,9 @@ class Search:
             carriers, statistics = self._carriers(operation.inputs, points)
         if len(carriers) != 1:
             raise Untraceable("it is multiplied by another function of the data")
+        self._normed |= bool(statistics)
+        gains = [part for part in operation.inputs if part.static and part is not carriers[0] and self._ancestors.learned(part)]
+        self._gained |= any(part not in self._flat([part, carriers[0]], points) for part in gains)
         found = self._into(carriers[0], points)
         _check_statistics(statistics, found)
         return found
