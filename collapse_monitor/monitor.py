@@ -30,6 +30,9 @@ logger = logging.getLogger("collapse_monitor")
 
 _UNSAMPLED: AbstractContextManager[None] = nullcontext()
 
+_MOST_RELEARNT = 5
+"""How often a model whose parts run by chance is watched anew."""
+
 
 class Monitor:
     """Watches a model while it trains, on some steps, and says what has collapsed.
@@ -92,6 +95,7 @@ class Monitor:
         self._ledger = Ledger(Judge(rules, mute), Sinks(sinks), self.schedule, ranks == "all", self._strict)
         self._sampler = Sampler(max_sequences, max_tokens, max_queries)
         self._plan: Plan | None = None
+        self._relearn, self._relearnt = False, 0
         self._features = PooledFeatures()
         self._open = self._closed = False
         self._observed: Observed | Probed | None = None
@@ -146,7 +150,8 @@ class Monitor:
             faults.append(error)
             self._ledger.say(f"{what}: {type(error).__name__}: {error}", kind=f"{what}: {type(error).__name__}")
 
-        discovering = self._plan is None
+        plan = None if self._relearn else self._plan
+        discovering = plan is None
         self._ledger.settle()
         self._ledger.expect()
         self._open, self._scale_left = True, {}
@@ -157,7 +162,7 @@ class Monitor:
             try:
                 scale = loss_scale() if callable(loss_scale) else loss_scale
                 receiver = Window(self._metrics, self._features, scale)
-                parts = (self.model, self._plan, self._sampler, receiver, fault, self._selection, redirected)
+                parts = (self.model, plan, self._sampler, receiver, fault, self._selection, redirected)
                 observed = Probed(*parts, rerun) if self._selection.probes(self.model) else Observed(*parts)
                 observed.__enter__()
             except Exception as error:
@@ -255,6 +260,12 @@ class Monitor:
                 "the model was not called inside the observed window: put its forward into `with monitor.observe(step):` "
                 "(a training step that is compiled as a whole hides it: compile the model instead)"
             )
+        if self._relearn and self._plan is not None and observed.plan is not None:
+            self._relearn = False
+            if len(observed.plan.missing) < len(self._plan.missing):
+                self._plan = observed.plan
+        elif observed.outgrown and self._relearnt < _MOST_RELEARNT:
+            self._relearn, self._relearnt = True, self._relearnt + 1
         if self._plan is None and observed.plan is not None:
             problem = observed.plan.problem()
             if problem is not None:

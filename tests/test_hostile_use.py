@@ -283,3 +283,30 @@ def test_context_that_is_no_number_loses_no_snapshot() -> None:
 def test_a_sink_class_is_not_a_sink() -> None:
     with pytest.raises(TypeError, match="give an instance"):
         cm.Monitor(Model(), sinks=[cm.JSONLSink])
+
+
+class Dropping(Model):
+    """Skips the blocks named."""
+
+    skipped: tuple[int, ...] = ()
+
+    def forward(self, x: Tensor, attention_mask: Tensor | None = None, position_ids: Tensor | None = None) -> Tensor:
+        for index, block in enumerate(self.blocks):
+            if index not in self.skipped:
+                x = block(x)
+        return x
+
+
+def test_a_block_skipped_at_first_is_read_when_it_runs_and_its_attention_after_that() -> None:
+    model = Dropping(depth=3)
+    monitor = cm.Monitor(model, every=1, budget=None)
+    sites = []
+    for step, skipped in enumerate([(1,), (), (), (), (1,)]):
+        model.skipped = skipped
+        with monitor.observe(step):
+            model(batch()).sum().backward()
+        ranks = monitor.latest.series("effective_rank")
+        assert [index for index, rank in enumerate(ranks) if rank != rank] == list(skipped)
+        assert ("blocks.1" in monitor.latest.missing) == bool(skipped)
+        sites.append(len(monitor.latest.attention_sites))
+    assert sites == [2, 2, 3, 3, 3]

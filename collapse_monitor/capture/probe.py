@@ -143,6 +143,11 @@ class Probed:
         return self._inner is not None and self._inner.broken
 
     @property
+    def outgrown(self) -> bool:
+        """Whether a block ran that did not in the forward the plan was made from."""
+        return self._inner is not None and self._inner.outgrown
+
+    @property
     def missing(self) -> Mapping[str, str]:
         reason = "read from a separate forward without gradients (source='probe')"
         return {**(self.plan.missing if self.plan is not None else {}), "gradient_norm": reason, "qk_to_v_gradient": reason}

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from collapse_monitor.capture.discovery.watch import Discovery
 from collapse_monitor.capture.hooks import GradientHooks, module_hooks
 from collapse_monitor.capture.listen import Listening
-from collapse_monitor.capture.plan import Plan
+from collapse_monitor.capture.plan import BlockPlan, Plan
 from collapse_monitor.capture.sampling import Sampler
 from collapse_monitor.capture.selection import Selection
 from collapse_monitor.capture.tensors import is_plain, leaves
@@ -83,8 +83,23 @@ class Observed:
 
     @property
     def missing(self) -> Mapping[str, str]:
+        if self.plan is None:
+            return {}
         late = {site.name: "named by sites=, read from the next sampled step on" for site in self._late.values()}
-        return {**self.plan.missing, **late} if self.plan is not None else {}
+        heard = {plan.site.name for plan in self._heard_after_all}
+        reasons = {name: reason for name, reason in self.plan.missing.items() if name not in heard}
+        return {**reasons, **late, **(self._reader.missing if isinstance(self._reader, Listening) else {})}
+
+    @property
+    def outgrown(self) -> bool:
+        """Whether a block ran that did not in the forward the plan was made from."""
+        return bool(self._heard_after_all)
+
+    @property
+    def _heard_after_all(self) -> list[BlockPlan]:
+        if self.plan is None or not isinstance(self._reader, Listening):
+            return []
+        return [plan for plan in self.plan.blocks if plan.missing and plan.key in self._reader.heard]
 
     def __enter__(self) -> Observed:
         wanted = None if self.plan is None else self.plan.frames

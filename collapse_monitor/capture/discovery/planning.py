@@ -16,7 +16,7 @@ from collapse_monitor.capture.discovery.projections import ProjectionFinder
 from collapse_monitor.capture.discovery.semantics import SOFTMAXES
 from collapse_monitor.capture.discovery.sites import FoundSite, find_attention, find_mixers, is_cross
 from collapse_monitor.capture.discovery.streams import ADDITIONS, input_value, joins, layout_of, output_value, token_label
-from collapse_monitor.capture.discovery.tree import ModuleTree, canonical
+from collapse_monitor.capture.discovery.tree import ModuleTree, canonical, parent_of
 from collapse_monitor.capture.plan import AttentionPlan, BlockPlan, Kind, Place, Plan
 from collapse_monitor.observation import Key
 from collapse_monitor.records import Site
@@ -61,6 +61,8 @@ def make_plan(graph: Graph, events: list[Event], model: nn.Module, causal: dict[
         (_block_plan(index, block, output, given, places, events, names), output, given)
         for index, (block, output, given) in enumerate(streams)
     ]
+    block_plans = [(_like_its_siblings(plan, [p for p, _, _ in block_plans]), output, given) for plan, output, given in block_plans]
+    places.frames |= {plan.module for plan, _, _ in block_plans if plan.missing and plan.output is not None}
     keys = {id(block): plan.key for (block, _, _), (plan, _, _) in zip(streams, block_plans, strict=True)}
     finder = ProjectionFinder(graph, (name for name, _ in model.named_parameters()), found)
     attention_plans = []
@@ -200,6 +202,18 @@ def _block_plan(
     elif place is None:
         missing = "its hidden state is not returned by a module or made by an addition; pass sites= to name another module"
     return BlockPlan(key, site, block.name, place, places.of_value(given), layout, missing)
+
+
+def _like_its_siblings(plan: BlockPlan, others: list[BlockPlan]) -> BlockPlan:
+    """A block that did not run is read where blocks beside it are, once it does."""
+    if not plan.missing or plan.output is not None:
+        return plan
+    beside = [other for other in others if parent_of(other.module) == parent_of(plan.module) and other.output is not None]
+    for other in beside:
+        place = other.output
+        if place is not None and place.role == "output" and place.frame == other.module:
+            return replace(plan, output=replace(place, frame=plan.module, call=0), layout=other.layout)
+    return plan
 
 
 def _attention_plan(
