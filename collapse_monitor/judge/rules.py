@@ -15,14 +15,13 @@ from collapse_monitor.judge.map_rules import (
     uniform_attention,
 )
 from collapse_monitor.judge.rule import Rule, checks_of, name_of
-from collapse_monitor.judge.sample_rules import dead_tokens, dimensional_collapse, overfitting, width_collapse
+from collapse_monitor.judge.sample_rules import dead_tokens, dimensional_collapse, overfitting
 from collapse_monitor.judge.token_rules import non_finite, oversmoothing, rank_collapse
 
 DEFAULT_RULES: tuple[Rule, ...] = (
     non_finite,
     rank_collapse,
     oversmoothing,
-    width_collapse,
     logit_explosion,
     attention_entropy_collapse,
     uniform_attention,

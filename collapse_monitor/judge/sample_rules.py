@@ -55,9 +55,11 @@ def dead_tokens(snapshot: Snapshot, history: History) -> list[Condition]:
     ]
 
 
-@told_while_firing
 def width_collapse(snapshot: Snapshot, history: History) -> list[Condition]:
-    """One block of near-uniform attention has put next to all energy into one direction. A note."""
+    """One block of near-uniform attention has put next to all energy into one direction.
+
+    No default rule, because models with small embeddings pass through it in their first steps: the diagnosis notes it.
+    """
     now = history.read(snapshot)
     rank = now.layer("stable_rank")
 

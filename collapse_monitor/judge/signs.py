@@ -9,6 +9,7 @@ import numpy as np
 from collapse_monitor.judge.history import History
 from collapse_monitor.judge.map_rules import selective
 from collapse_monitor.judge.readings import Indices, Mask, Values
+from collapse_monitor.judge.sample_rules import width_collapse
 from collapse_monitor.judge.thresholds import bound
 from collapse_monitor.judge.token_rules import alike_tokens
 from collapse_monitor.records import Condition, Severity, Snapshot
@@ -26,6 +27,7 @@ def signs(snapshot: Snapshot, history: History) -> Mapping[str, list[Condition]]
     return {
         "rank_collapse": alike_tokens(snapshot, history),
         "dead_tokens": at_least.note("dead_tokens", "dead_tokens.share"),
+        "width_collapse": [condition for condition in width_collapse(snapshot, history) if condition.state == "fire"],
         "attention_sink": _sinks(now.heads("sink_mass"), now.heads("attention_uniformity"), now.self_attention_layers),
         "massive_activation": at_least.note("massive_activation", "massive_activation.ratio"),
         "uniform_attention": at_least.note("attention_uniformity", None, uniform & ~(fixed & ~np.isnan(now.layer("dependent_share")))),

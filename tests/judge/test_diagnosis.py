@@ -204,6 +204,14 @@ def test_massive_activations_are_information() -> None:
     assert (finding.phenomenon, finding.severity, finding.layers) == ("massive_activation", Severity.INFO, (1, 2))
 
 
+def test_collapse_in_width_is_noted_where_it_is_no_rank_collapse() -> None:
+    erased = make_snapshot(
+        similarity=[0.3, 0.93, 0.93, 0.93], contraction=[0.9, 0.3, 1, 1], uniformity=0.97, blocks={"stable_rank": [6, 1.05, 1.05, 1.05]}
+    )
+    (finding,) = cm.diagnose(erased)
+    assert (finding.phenomenon, finding.severity, finding.layers) == ("width_collapse", Severity.INFO, (1,))
+
+
 def test_the_order_covers_the_catalogue() -> None:
     assert sorted(ORDER) == sorted(CATALOGUE)
 
