@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import logging
 import math
+import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -13,9 +13,19 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from torch import Tensor, nn
 
 from collapse_monitor.integrations.named import resolve_sinks
+from collapse_monitor.integrations.packages import callback_classes
 from collapse_monitor.integrations.rerun import repeatable, uncompiled_step
-from collapse_monitor.integrations.steering import Steering
-from collapse_monitor.integrations.trainer import TRAIN_LOSS, VAL_LOSS, logged_step, loss_in, loss_scale, normalisation, scaler_of
+from collapse_monitor.integrations.steering import Processes, Steering
+from collapse_monitor.integrations.trainer import (
+    TRAIN_LOSS,
+    VAL_LOSS,
+    logged_step,
+    loss_in,
+    loss_scale,
+    normalisation,
+    postponed,
+    scaler_of,
+)
 from collapse_monitor.judge import preflight as describe_start
 from collapse_monitor.monitor import Monitor
 from collapse_monitor.report import HEADLINES, ConsoleSink, LoggerSink
@@ -23,24 +33,10 @@ from collapse_monitor.report import HEADLINES, ConsoleSink, LoggerSink
 logger = logging.getLogger("collapse_monitor")
 
 
-def _callback_classes() -> tuple[type, ...]:
-    """The Callback class of every installed package: an instance of all of them is accepted by each Trainer and each CLI."""
-    found: list[type] = []
-    broken: Exception | None = None
-    for package in ("lightning.pytorch", "pytorch_lightning"):
-        try:
-            found.append(importlib.import_module(package).Callback)
-        except Exception as error:  # a broken installation of one must not take the other away
-            broken = error
-    if not found:
-        raise ImportError("CollapseCallback needs Lightning: pip install pytorch-lightning (or lightning)") from broken
-    return tuple(dict.fromkeys(found))
-
-
 if TYPE_CHECKING:
     from pytorch_lightning import Callback as _Callback
 else:
-    _Callback = type("_Callback", _callback_classes(), {})
+    _Callback = type("_Callback", callback_classes(), {})
 
 Hook = TypeVar("Hook", bound=Callable[..., Any])
 
@@ -133,7 +129,7 @@ class CollapseCallback(_Callback):
         self._own_sinks = resolve_sinks(sinks or ())
         Monitor(nn.Identity(), sinks=self._own_sinks, **self._options)  # every mistake shows here, not after hours of loading
         self._options["sites"] = sites
-        self._steering = Steering(stop_on, checkpoint_on)
+        self._steering = Steering(stop_on, checkpoint_on, every, ranks == "all")
         self._preflight = preflight
         self._monitor: Monitor | None = None
         self._window: AbstractContextManager[None] | None = None
@@ -220,9 +216,7 @@ class CollapseCallback(_Callback):
             return
         if self._sampled:
             self._note_loss(trainer, pl_module, outputs)
-        if self._step is not None:
-            of_step = {"fresh": self._fresh, "sampled": self._sampled, "exchanged": self._options["ranks"] == "all"}
-            self._steering.act(trainer, self._monitor, self._step, self._options["every"], **of_step)
+        self._steer(trainer)
         self._tell(trainer, pl_module)
         self._fresh = self._sampled = False
 
@@ -290,11 +284,9 @@ class CollapseCallback(_Callback):
     @_harmless
     def _close_window(self, reason: BaseException | None = None) -> None:
         window, self._window = self._window, None
-        if window is None:
-            return
-        if isinstance(reason, _NotTrained):
-            self._step = None  # the next batch is offered again
-        window.__exit__(type(reason) if reason is not None else None, reason, None)
+        if window is not None:
+            self._step = None if isinstance(reason, _NotTrained) else self._step  # then the next batch is offered again
+            window.__exit__(type(reason) if reason is not None else None, reason, None)
 
     def _finish(self) -> None:
         self._close_window()
@@ -335,6 +327,22 @@ class CollapseCallback(_Callback):
             for name in names:
                 value = self._headlines.get(name, math.nan)
                 pl_module.log(f"collapse/{name}", value, on_step=True, on_epoch=False, logger=False, batch_size=1)
+
+    def _steer(self, trainer: Any) -> None:
+        """Stop or save, if all processes have decided so. Not guarded: half a checkpoint must not pass unnoticed."""
+        if self._monitor is None or self._step is None:
+            return
+        processes = Processes(
+            trainer.global_rank, trainer.world_size, functools.partial(trainer.strategy.reduce_boolean_decision, all=False)
+        )
+        decision = self._steering.decide(self._monitor, self._step, processes, first=self._fresh, sampled=self._sampled)
+        if decision.save and not trainer.fast_dev_run:
+            trainer.save_checkpoint(os.path.join(trainer.log_dir or trainer.default_root_dir, f"collapse-step{self._step}.ckpt"))
+        if decision.stop and not trainer.should_stop:
+            trainer.should_stop = True
+            if trainer.is_global_zero:
+                reason = f"an alert reached {self._steering.stop_on} (stop_on){postponed(trainer)}"
+                logger.warning("training is stopped at step %d: %s", self._step, reason)
 
     def _say(self, sentence: str) -> None:
         if sentence not in self._said:

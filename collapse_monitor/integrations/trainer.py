@@ -34,3 +34,10 @@ def loss_scale(trainer: Any, pl_module: Any) -> float:
 def loss_in(metrics: Mapping[str, Any], names: tuple[str, ...]) -> Any:
     """The first of these names that was logged; None for none."""
     return next((metrics[name] for name in names if name in metrics), None)
+
+
+def postponed(trainer: Any) -> str:
+    """Why a stop will not take effect yet; nothing if it will."""
+    if trainer.global_step < (trainer.min_steps or 0) or trainer.current_epoch + 1 < (trainer.min_epochs or 0):
+        return f"; Lightning goes on until min_steps={trainer.min_steps} and min_epochs={trainer.min_epochs} are reached"
+    return ""
