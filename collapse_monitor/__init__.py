@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from collapse_monitor.integrations.lightning import CollapseCallback
     from collapse_monitor.judge import DEFAULT_RULES, diagnose
     from collapse_monitor.metrics import DEFAULT_METRICS, Metric
-    from collapse_monitor.monitor import Monitor, find_sites, probe
+    from collapse_monitor.monitor import Monitor
+    from collapse_monitor.once import find_sites, probe
     from collapse_monitor.records import Alert, Finding, Severity, Site, Snapshot
     from collapse_monitor.report import ConsoleSink, JSONLSink, TensorBoardSink, read
 
@@ -57,8 +58,8 @@ _HOME = {
     "Snapshot": "collapse_monitor.records",
     "TensorBoardSink": "collapse_monitor.report",
     "diagnose": "collapse_monitor.judge",
-    "find_sites": "collapse_monitor.monitor",
-    "probe": "collapse_monitor.monitor",
+    "find_sites": "collapse_monitor.once",
+    "probe": "collapse_monitor.once",
     "read": "collapse_monitor.report",
 }
 

@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _probe(path: str) -> int:
     """Print the table and the diagnosis; the exit status is 1 where something is critical and 2 where the factory cannot be used."""
     from collapse_monitor.judge import diagnose, preflight
-    from collapse_monitor.monitor import probe
+    from collapse_monitor.once import probe
     from collapse_monitor.records import Severity
 
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import operator
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -13,15 +12,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from collapse_monitor.arguments import check_choice, whole_step
 from collapse_monitor.capture.plan import Plan
-from collapse_monitor.capture.probe import Probed, heard_once
+from collapse_monitor.capture.probe import Probed
 from collapse_monitor.capture.sampling import Sampler
 from collapse_monitor.capture.selection import Selection
 from collapse_monitor.capture.window import Observed
 from collapse_monitor.judge import DEFAULT_RULES, Judge
 from collapse_monitor.ledger import Ledger
 from collapse_monitor.measure import PooledFeatures, Window
-from collapse_monitor.metrics import DEFAULT_METRICS, Metric, select, validate
+from collapse_monitor.metrics import DEFAULT_METRICS, GRADIENT_READINGS, Metric, select, validate
 from collapse_monitor.records import Alert, Finding, Site, Snapshot
 from collapse_monitor.report import Sinks
 from collapse_monitor.schedule import Schedule
@@ -80,9 +80,9 @@ class Monitor:
         ranks: Literal["local", "all"] = "local",
         on_error: Literal["warn", "raise"] = "warn",
     ) -> None:
-        _check_choice("source", source, ("auto", "train", "probe"))
-        _check_choice("ranks", ranks, ("local", "all"))
-        _check_choice("on_error", on_error, ("warn", "raise"))
+        check_choice("source", source, ("auto", "train", "probe"))
+        check_choice("ranks", ranks, ("local", "all"))
+        check_choice("on_error", on_error, ("warn", "raise"))
         if not isinstance(model, nn.Module):
             raise ValueError(f"Monitor(model, ...) needs an nn.Module, got {type(model).__name__}")
         self.model = model
@@ -120,7 +120,7 @@ class Monitor:
             redirected: for hosts that send a training step through the model's own call: the first call is that step, not a forward.
             rerun: for hosts whose whole training step is compiled: that step, uncompiled, to be probed up to the end of the forward.
         """
-        step = _whole(step)
+        step = whole_step(step)
         if self._closed or self._open:
             return _UNSAMPLED
         if self._ledger.ripe:
@@ -232,7 +232,7 @@ class Monitor:
         if observed.backward_seen:
             receiver.parameters(*self._parameter_gradients(observed, scale), unknown=observed.unknown_weights)
         else:
-            missing.update(dict.fromkeys(_GRADIENT_READINGS, "backward did not run inside the observed window"))
+            missing.update(dict.fromkeys(GRADIENT_READINGS, "backward did not run inside the observed window"))
         if self.schedule.weights_due():
             self.schedule.spread(receiver.weights(observed.weights()))
         self._ledger.enter(receiver.launch(step, observed.sites, missing, notes=observed.notes, source=observed.source))
@@ -337,46 +337,3 @@ class Monitor:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
-
-
-def probe(model: nn.Module, *args: Any, **kwargs: Any) -> Snapshot:
-    """One forward of the model on these arguments, in the mode it is in, and every reading that needs no gradient.
-
-    The model is left as it was: random states, buffers and gradients do not change.
-
-    Raises:
-        ValueError: the model has neither blocks nor attention; the message says what was seen and how to name `sites`.
-    """
-    receiver = Window(DEFAULT_METRICS)
-    observed = _heard(model, args, kwargs, receiver)
-    assert observed.plan is not None
-    if (problem := observed.plan.problem()) is not None:
-        raise ValueError(problem)
-    receiver.weights(observed.weights())
-    missing = {**observed.missing, **dict.fromkeys(_GRADIENT_READINGS, "probe runs no backward")}
-    return receiver.launch(0, observed.sites, missing, source="probe").snapshot()
-
-
-def find_sites(model: nn.Module, *args: Any, **kwargs: Any) -> tuple[Site, ...]:
-    """Every block and attention execution of one forward on these arguments, in order of entry. The model is left as it was."""
-    observed = _heard(model, args, kwargs, Window(()))
-    return tuple(observed.plan.sites.values()) if observed.plan is not None else ()
-
-
-def _heard(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], receiver: Window) -> Observed:
-    return heard_once(model, args, kwargs, receiver, lambda what, error: logger.warning("%s: %s: %s", what, type(error).__name__, error))
-
-
-_GRADIENT_READINGS = ("gradient_norm", "qk_to_v_gradient", "parameter_gradient_norm", "qk_to_v_weight_gradient")
-
-
-def _whole(step: object) -> int:
-    try:
-        return operator.index(step)  # type: ignore[arg-type]
-    except TypeError:
-        raise ValueError(f"observe(step={step!r}): the step must be a whole number, the one your loss is logged with") from None
-
-
-def _check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ValueError(f"{name}={value!r}: allowed are {', '.join(map(repr, allowed))}")

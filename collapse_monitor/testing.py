@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from collapse_monitor.judge import DEFAULT_RULES, Judge
 from collapse_monitor.judge.rule import checks_of
-from collapse_monitor.monitor import probe
+from collapse_monitor.once import probe
 from collapse_monitor.records import Alert, Snapshot
 
 __all__ = ["MemorySink", "PureAttention", "assert_healthy", "collapsed_tokens", "tiny_gpt", "tiny_vit", "tokens_of_rank"]

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from collapse_monitor.metrics import DEFAULT_METRICS, Metric
-from collapse_monitor.monitor import Monitor, find_sites, probe
+from collapse_monitor.monitor import Monitor
+from collapse_monitor.once import find_sites, probe
 from collapse_monitor.records import Site
 from tests.watching import GPT, gpt, step_of, strict, warnings_in
 

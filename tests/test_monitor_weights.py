@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from collapse_monitor.monitor import Monitor, probe
+from collapse_monitor.monitor import Monitor
+from collapse_monitor.once import probe
 from collapse_monitor.records import Snapshot
 from tests.capture.models import loss_of
 from tests.capture.projected import WIDTH, Projected, Separate, Stack, Weights, each_projected, heads_of

@@ -17,7 +17,7 @@ from collapse_monitor.metrics.attention import (
     layer_similarity,
     sink_mass,
 )
-from collapse_monitor.metrics.catalogue import DEFAULT_METRICS, select, validate
+from collapse_monitor.metrics.catalogue import DEFAULT_METRICS, GRADIENT_READINGS, select, validate
 from collapse_monitor.metrics.gradients import gradient_norm, parameter_gradient_norm, qk_to_v_gradient, qk_to_v_weight_gradient
 from collapse_monitor.metrics.logits import logit_std, max_logit
 from collapse_monitor.metrics.metric import Metric, Reads
@@ -38,6 +38,7 @@ from collapse_monitor.metrics.weights import qk_spectral_norm, value_condition
 
 __all__ = [
     "DEFAULT_METRICS",
+    "GRADIENT_READINGS",
     "Metric",
     "Reads",
     "attention_uniformity",

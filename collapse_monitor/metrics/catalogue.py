@@ -53,6 +53,9 @@ DEFAULT_METRICS: tuple[Metric, ...] = (
     Metric("qk_spectral_norm", "qk_weights", weights.qk_spectral_norm, (0, inf), "high", "nats / stream^2", ZHAI),
     Metric("value_condition", "value_weights", weights.value_condition, (1, inf), "high"),
 )
+
+GRADIENT_READINGS = tuple(metric.name for metric in DEFAULT_METRICS if "gradient" in metric.reads)
+"""Metrics that need a backward pass."""
 """Every metric of the package, in the order of the documentation."""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collapse_monitor.monitor import find_sites
+from collapse_monitor.once import find_sites
 from tests.capture.models import Case, each
 
 

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from collapse_monitor.capture.plan import Plan
-from collapse_monitor.monitor import Monitor, find_sites
+from collapse_monitor.monitor import Monitor
 from collapse_monitor.observation import AttentionObservation
+from collapse_monitor.once import find_sites
 from collapse_monitor.testing import MemorySink
 from tests.capture.hearing import Heard, hear
 from tests.zoo.catalogue import MODELS, installed
