@@ -30,18 +30,20 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """`form` is how the attention's result joins the stream; `extra` adds something else before it."""
+    """`form` is how the attention's result joins the stream; `extra` adds something else "before" the attention or "after" it."""
 
     def __init__(self, written_out: bool = False, form: str = "add") -> None:
         super().__init__()
         self.attention, self.norm, self.mlp = Attention(written_out), nn.LayerNorm(16), nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 16))
-        self.form, self.extra = form, False
+        self.form, self.extra = form, ""
         self.ratio = float("nan")
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.extra:
+        if self.extra == "before":
             x = x + torch.zeros_like(x)
         branch = self.attention(self.norm(x))
+        if self.extra == "after":
+            x = x + torch.zeros_like(x)
         with torch.no_grad():
             self.ratio = float((branch * (0.1 if self.form == "alpha" else 1)).norm() / x.norm())
         if self.form == "alpha":
@@ -81,7 +83,9 @@ def watch(model: nn.Module, steps: int = 2, **options: Any) -> cm.Monitor:
 
 
 @pytest.mark.parametrize("written_out", [False, True])
-@pytest.mark.parametrize("saved", [{ATEN.mm.default, ATEN.addmm.default, ATEN.bmm.default}, {ATEN.add.Tensor}, None], ids=["products", "sums", "all"])
+@pytest.mark.parametrize(
+    "saved", [{ATEN.mm.default, ATEN.addmm.default, ATEN.bmm.default}, {ATEN.add.Tensor}, None], ids=["products", "sums", "all"]
+)
 def test_selective_checkpointing_runs_as_without_us(written_out: bool, saved: set[Any] | None) -> None:
     policies = checkpointing.CheckpointPolicy
 
@@ -108,11 +112,21 @@ def test_the_branch_is_measured_as_it_was_added(form: str) -> None:
         assert found == pytest.approx([block.ratio for block in model.blocks], rel=1e-4)
 
 
+def test_more_sums_before_the_attention_do_not_move_its_branch() -> None:
+    model = Model()
+    monitor = watch(model)
+    for block in model.blocks:
+        block.extra = "before"
+    with monitor.observe(2):
+        model(batch()).sum().backward()
+    assert monitor.latest.series("branch_ratio") == pytest.approx([block.ratio for block in model.blocks], rel=1e-4)
+
+
 def test_another_course_of_the_same_block_is_missing_and_not_wrong() -> None:
     model = Model()
     monitor = watch(model)
     for block in model.blocks:
-        block.extra = True
+        block.extra = "after"
     with monitor.observe(2):
         model(batch()).sum().backward()
     assert all(value != value for value in monitor.latest.series("branch_ratio"))
@@ -167,7 +181,9 @@ def test_encoder_and_decoder_keep_their_own_padding() -> None:
     monitor = cm.Monitor(model, every=1, budget=None)
     for step in range(2):
         with monitor.observe(step):
-            model(batch(), batch(), src_key_padding_mask=source, tgt_key_padding_mask=target, memory_key_padding_mask=source).sum().backward()
+            model(
+                batch(), batch(), src_key_padding_mask=source, tgt_key_padding_mask=target, memory_key_padding_mask=source
+            ).sum().backward()
         assert monitor.latest.tokens == (5.0, 5.0, 7.0, 7.0)
 
 

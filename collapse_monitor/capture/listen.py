@@ -22,12 +22,13 @@ from collapse_monitor.capture.rows.flex import FlexCall, flex_rows
 from collapse_monitor.capture.rows.mha import transparent_multi_head_attention
 from collapse_monitor.capture.rows.sdpa import SdpaCall, sdpa_rows
 from collapse_monitor.capture.rows.softmax import softmax_rows
-from collapse_monitor.capture.sampling import Layout, Sampler, as_added, counted
+from collapse_monitor.capture.sampling import Layout, Sampler, as_added
 from collapse_monitor.capture.tensors import at_path, is_readable, leaves
 from collapse_monitor.observation import AttentionObservation, BlockObservation, Key, Receiver, TokenSample
 from collapse_monitor.records import Site
 
-_Operation = tuple[str, int, str, int]
+_Call = tuple[str, int]  # name of a module and the number of its call
+_Operation = tuple[_Call, _Call | None, str, int]
 Action = Callable[[tuple[Any, ...], dict[str, Any], Any], None]
 
 
@@ -41,9 +42,10 @@ class Listening(Reader, TorchFunctionMode):
         self._begun = False  # what happens before the model or a part of it is called is no forward
         self._plan = plan
         self._names = {id(module): name for name, module in model.named_modules() if name in plan.frames}
-        self._stack: list[tuple[str, int]] = [("", -1)]
+        self._stack: list[_Call] = [("", -1)]
+        self._over: dict[_Call, _Call] = {}  # by an open call, the last one inside it that has returned
         self._calls: Counter[str] = Counter()
-        self._counts: Counter[tuple[str, int, str]] = Counter()
+        self._counts: Counter[tuple[_Call, _Call | None, str]] = Counter()
         self._operations: dict[_Operation, list[Action]] = defaultdict(list)
         self._outputs: dict[tuple[str, int], list[tuple[Place, Layout, Key | None]]] = defaultdict(list)
         self._inputs: dict[tuple[str, int], list[tuple[Place, Layout, Key | None]]] = defaultdict(list)
@@ -69,7 +71,7 @@ class Listening(Reader, TorchFunctionMode):
             if place is None:
                 continue
             if place.role == "operation":
-                self._operations[place.frame, place.call, place.kind, place.ordinal].append(self._summed(place, block.layout, key))
+                self._operations[_address(place)].append(self._summed(place, block.layout, key))
             else:
                 self._outputs_or_inputs(place).append((place, block.layout, key))
 
@@ -78,16 +80,14 @@ class Listening(Reader, TorchFunctionMode):
 
     def _listen_attention(self, plan: AttentionPlan) -> None:
         for place in plan.maps:
-            self._operations[place.frame, place.call, place.kind, place.ordinal].append(self._mapped(plan))
+            self._operations[_address(place)].append(self._mapped(plan))
         for operand, role in ((plan.query, "q"), (plan.value, "v")):
             if operand is not None:
                 place, side = operand
-                self._operations[place.frame, place.call, place.kind, place.ordinal].append(self._operand(plan.key, role, place, side))
+                self._operations[_address(place)].append(self._operand(plan.key, role, place, side))
         if plan.branch is not None:
-            place, side, _ = plan.branch
-            layout = next((b.layout for b in self._plan.blocks if b.key == plan.block), None)
-            if layout is not None:
-                self._operations[place.frame, place.call, place.kind, place.ordinal].append(self._joined(plan.key, side, layout))
+            place, side, _, layout = plan.branch
+            self._operations[_address(place)].append(self._joined(plan.key, side, layout))
 
     # -- torch functions
 
@@ -106,11 +106,12 @@ class Listening(Reader, TorchFunctionMode):
         result = func(*args, **kwargs)
         kind = KINDS.get(function)
         if kind is not None and self.recording:
-            name, call = self._stack[-1]
-            ordinal = self._counts[name, call, kind]
-            self._counts[name, call, kind] = ordinal + 1
-            for action in self._operations.get((name, call, kind, ordinal), ()):
-                self.guarded(f"{kind} {ordinal} in {name or 'the model'}", action, args, kwargs, result)
+            frame = self._stack[-1]
+            after = self._over.get(frame)
+            ordinal = self._counts[frame, after, kind]
+            self._counts[frame, after, kind] = ordinal + 1
+            for action in self._operations.get((frame, after, kind, ordinal), ()):
+                self.guarded(f"{kind} {ordinal} in {frame[0] or 'the model'}", action, args, kwargs, result)
         return result
 
     # -- modules
@@ -133,6 +134,7 @@ class Listening(Reader, TorchFunctionMode):
         name = self._names[id(module)]
         while len(self._stack) > 1:
             frame = self._stack.pop()
+            self._over[self._stack[-1]] = frame
             if frame[0] == name:
                 self._quietly(f"the output of {name or 'the model'}", self._returned, frame, output)
                 self.sampler.masks.leave(len(self._stack))
@@ -182,14 +184,15 @@ class Listening(Reader, TorchFunctionMode):
             if key is not None and place in self._samples:
                 self._listen_gradient(key, tensor)
             return
-        latest = self._latest
-        if latest is not None and latest[0] is tensor and latest[1] == _version(tensor):
-            self._samples[place] = latest[2]
-        else:
-            self._samples[place] = self.sampler.tokens(tensor, layout)
-            self._latest = (tensor, _version(tensor), self._samples[place])
+        self._samples[place] = self._known(tensor) or self.sampler.tokens(tensor, layout)
+        self._latest = (tensor, _version(tensor), self._samples[place])
         if key is not None:
             self._listen_gradient(key, tensor)
+
+    def _known(self, tensor: Tensor) -> TokenSample | None:
+        """The sample taken last, if it is of this very tensor as it is now."""
+        latest = self._latest
+        return latest[2] if latest is not None and latest[0] is tensor and latest[1] == _version(tensor) else None
 
     def _listen_gradient(self, key: Key, tensor: Tensor) -> None:
         self.watch(tensor, lambda gradient: self.receiver.gradient(key, gradient))
@@ -254,8 +257,10 @@ class Listening(Reader, TorchFunctionMode):
         def action(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
             tensors = [item for item in (*args, *kwargs.values()) if isinstance(item, Tensor)]
             branch, stream = tensors[side], tensors[1 - side]
-            samples = [self.sampler.tokens(tensor, layout) for tensor in (branch, stream)]
-            self._branches[key] = as_added(samples[0], samples[1], kwargs.get("alpha", 1), side, stream is result)
+            if not is_readable(branch) or not is_readable(stream):
+                return
+            samples = (self.sampler.tokens(branch, layout), self._known(stream) or self.sampler.tokens(stream, layout))
+            self._branches[key] = as_added(*samples, kwargs.get("alpha", 1), side, stream is result)
 
         return action
 
@@ -287,9 +292,8 @@ class Listening(Reader, TorchFunctionMode):
             if self._strayed(attention.branch[0]):
                 self.missing[f"{attention.site.name}/branch_ratio"] = _STRAYED
                 continue
-            stream = joined[1] if attention.branch[2] else inputs.get(attention.block or ())
-            if stream is not None:
-                self.receiver.branch(attention.key, counted(joined[0]), counted(stream))
+            stream = None if attention.branch[2] else inputs.get(attention.block or ())
+            self.receiver.branch(attention.key, self.sampler.counted(joined[0]), self.sampler.counted(stream or joined[1]))
         self._samples.clear()
         self._branches.clear()
         self._heads.clear()
@@ -297,10 +301,14 @@ class Listening(Reader, TorchFunctionMode):
 
     def _strayed(self, place: Place) -> bool:
         """Whether there were more or fewer operations of its kind than in the watched forward: the n-th may be another one."""
-        return place.role == "operation" and self._counts[place.frame, place.call, place.kind] != place.total
+        return place.role == "operation" and self._counts[(place.frame, place.call), place.after, place.kind] != place.total
 
 
 _STRAYED = "the model ran a different course in this step than in the one it was learnt from"
+
+
+def _address(place: Place) -> _Operation:
+    return ((place.frame, place.call), place.after, place.kind, place.ordinal)
 
 
 def _version(tensor: Tensor) -> int:

@@ -19,8 +19,9 @@ Kind = Literal["fused", "softmax", "exp", "product", "add"]
 class Place:
     """A tensor of the forward: what a module call took or returned, or the n-th operation of a kind inside it.
 
-    Operations are counted within the innermost *listened* call around them, so the count means the same in every step; `total` is how
-    many there were: another total means another course, in which the n-th may be a different one.
+    Operations are counted within the innermost *listened* call around them, anew `after` each listened call inside it: so the count means
+    the same in every step, also where such a call is left out. `total` is how many there were: another total means another course, in
+    which the n-th may be a different one.
     """
 
     frame: str
@@ -29,6 +30,7 @@ class Place:
     path: Path = ()
     kind: Kind = "product"
     ordinal: int = 0
+    after: tuple[str, int] | None = None
     total: int = 0
 
 
@@ -91,8 +93,8 @@ class AttentionPlan:
     """Where an attention's distribution, its q and v, and the addition of its result are found.
 
     `maps` has one place per parallel head, else one. `query` and `value` name an operand (0 or 1) of an operation; None for a
-    fused kernel, which gets q and v as arguments. `branch` is an addition, which operand carries the result and whether the
-    other is the stream (else the block's input is).
+    fused kernel, which gets q and v as arguments. `branch` is an addition, which operand carries the result, whether the other is the
+    stream (else the block's input is), and the layout of both.
     """
 
     key: Key
@@ -103,7 +105,7 @@ class AttentionPlan:
     axes: MapAxes | None = None
     query: tuple[Place, int] | None = None
     value: tuple[Place, int] | None = None
-    branch: tuple[Place, int, bool] | None = None
+    branch: tuple[Place, int, bool, Layout] | None = None
     block: Key | None = None
     projections: Projections = Projections()
     missing: str = ""

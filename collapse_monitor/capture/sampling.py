@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -11,6 +13,11 @@ from torch import Tensor
 
 from collapse_monitor.capture.masks import TokenMasks
 from collapse_monitor.observation import TokenSample
+
+T = TypeVar("T")
+
+_MOST_KEPT = 512
+"""Indices are small, but a run may see a new length on every step."""
 
 
 def midpoints(count: int, wanted: int | None) -> list[int]:
@@ -35,6 +42,8 @@ class Layout:
         """The tensor as [sequence, token, dim]; a view where the layout allows one."""
         if hidden.ndim != len(self.batch) + len(self.token) + len(self.feature):
             raise ValueError(f"a hidden state of {hidden.ndim} axes does not fit the layout {self}")
+        if (self.batch, self.token, self.feature) == ((0,), (1,), (2,)):
+            return hidden
         shape = [math.prod(hidden.shape[axis] for axis in axes) for axes in (self.batch, self.token, self.feature)]
         return hidden.permute(*self.batch, *self.token, *self.feature).reshape(shape)
 
@@ -44,11 +53,6 @@ def default_layout(ndim: int) -> Layout:
     if ndim == 2:
         return Layout((), (0,), (1,))
     return Layout((0,), tuple(range(1, ndim - 1)), (ndim - 1,))
-
-
-def counted(sample: TokenSample) -> Float[Tensor, "sequence token dim"]:
-    """The sample with zeros where it has no valid token, for norms."""
-    return sample.hidden if sample.mask is None else sample.hidden.masked_fill(~sample.mask[..., None], 0)
 
 
 def as_added(branch: TokenSample, stream: TokenSample, alpha: float, side: int, in_place: bool) -> tuple[TokenSample, TokenSample]:
@@ -74,8 +78,8 @@ class Sampler:
     max_tokens: int | None = 64
     max_queries: int | None = 16
     masks: TokenMasks = field(default_factory=TokenMasks)
-    _indices: dict[tuple[object, ...], Tensor] = field(default_factory=dict)
-    _positions_of: dict[tuple[int, int | None], tuple[Tensor, Tensor]] = field(default_factory=dict)
+    _kept: dict[tuple[object, ...], Any] = field(default_factory=dict)
+    _kept_in_window: dict[tuple[object, ...], Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("max_sequences", "max_tokens", "max_queries"):
@@ -84,9 +88,18 @@ class Sampler:
                 raise ValueError(f"{name}={limit!r}: give a number of at least 1, or None to read all of them")
 
     def begin(self) -> None:
-        """Forget the masks of the last window; indices per shape are kept."""
+        """Forget the masks of the last window and what was made of them; indices per shape are kept."""
         self.masks = TokenMasks()
-        self._positions_of.clear()
+        self._kept_in_window.clear()
+        if len(self._kept) > _MOST_KEPT:
+            self._kept.clear()
+
+    def kept(self, key: tuple[object, ...], make: Callable[[], T], for_window: bool = False) -> T:
+        """What `make` gives, made once for a key: as long as shapes repeat, or for one window."""
+        kept = self._kept_in_window if for_window else self._kept
+        if key not in kept:
+            kept[key] = make()
+        return kept[key]
 
     def mask_for(self, batch: int, length: int) -> Bool[Tensor, "batch token"] | None:
         """The token mask of the model call that fits this many sequences and tokens."""
@@ -100,15 +113,22 @@ class Sampler:
 
     def tokens(self, hidden: Tensor, layout: Layout) -> TokenSample:
         """Sampled tokens of sampled sequences, copied: the model may overwrite its own tensor later."""
-        arranged = layout.arranged(hidden.detach())
+        arranged = layout.arranged(hidden.detach() if torch.is_grad_enabled() else hidden)
         batch, length, _ = arranged.shape
-        chosen = self.sequences(batch, hidden.device)
         mask = self.mask_for(batch, length)
+        sequences = self.kept(("column", batch, hidden.device), lambda: self.sequences(batch, hidden.device)[:, None])
         if mask is None:
-            return TokenSample(arranged.index_select(0, chosen).index_select(1, self._index(length, self.max_tokens, hidden.device)))
+            return TokenSample(arranged[sequences, self._index(length, self.max_tokens, hidden.device)])
         positions, valid = self._positions(mask, length, self.max_tokens)
-        picked = arranged.index_select(0, chosen)
-        return TokenSample(picked.gather(1, positions[..., None].expand(-1, -1, picked.shape[-1])), valid)
+        return TokenSample(arranged[sequences, positions], valid)
+
+    def counted(self, sample: TokenSample) -> Float[Tensor, "sequence token dim"]:
+        """The sample with zeros where it has no valid token, for norms."""
+        mask = sample.mask
+        if mask is None:
+            return sample.hidden
+        padding = self.kept(("padding", id(mask)), lambda: ~mask[..., None], for_window=True)
+        return sample.hidden.masked_fill(padding, 0)
 
     def valid_rows(self, batch: int, length: int) -> tuple[Int[Tensor, "sequence query"], Bool[Tensor, "sequence query"]] | None:
         """Query rows at valid tokens, per sampled sequence, where the call's token mask fits; else None."""
@@ -117,8 +137,8 @@ class Sampler:
 
     def _positions(self, mask: Bool[Tensor, "batch token"], length: int, wanted: int | None) -> tuple[Tensor, Tensor]:
         """Stride midpoints over the valid positions of each sampled sequence, and which of them exist. No copy to the host."""
-        key = (id(mask), wanted)
-        if key not in self._positions_of:
+
+        def made() -> tuple[Tensor, Tensor, Tensor]:
             chosen = mask.index_select(0, self.sequences(mask.shape[0], mask.device))
             count = chosen.sum(1, keepdim=True)
             taken = length if wanted is None else min(length, wanted)
@@ -126,11 +146,10 @@ class Sampler:
             fewer = count.clamp(min=1, max=taken)
             nth = ((2 * step + 1) * count).div(2 * fewer, rounding_mode="floor").minimum((count - 1).clamp(min=0))
             order = chosen.to(torch.uint8).argsort(dim=1, descending=True, stable=True)
-            self._positions_of[key] = order.gather(1, nth), step < count
-        return self._positions_of[key]
+            return order.gather(1, nth), step < count, mask  # kept with it: no other mask may come to its address
+
+        return self.kept(("positions", id(mask), wanted), made, for_window=True)[:2]
 
     def _index(self, count: int, wanted: int | None, device: torch.device) -> Tensor:
-        key = (count, wanted, device)
-        if key not in self._indices:
-            self._indices[key] = torch.tensor(midpoints(count, wanted), dtype=torch.long, device=device)
-        return self._indices[key]
+        key = ("midpoints", count, wanted, device)
+        return self.kept(key, lambda: torch.tensor(midpoints(count, wanted), dtype=torch.long, device=device))

@@ -98,12 +98,14 @@ def _parameter(model: nn.Module, name: str) -> Any:
 
 
 def _part_of(whole: Tensor, part: WeightSlice, distinct: bool = False) -> Float[Tensor, "head row column"]:
-    """A view of the part, of a gradient like of its parameter; `distinct` shows heads that share rows once."""
+    """A view of the part, of a gradient like of its parameter; `distinct` shows heads that share rows once, in any arrangement."""
     if not is_readable(whole) or tuple(whole.shape) != part.shape:
         raise Unreadable(f"{part.name} is sharded, quantised or of another shape than in the watched forward")
-    flat = whole.detach().reshape(-1)
     axes = [tuple(step for step in axis if step[1] or not distinct) for axis in (part.head, part.row, part.column)]
     steps = [step for axis in axes for step in axis]
+    if distinct and _count(tuple(steps)) == whole.numel():
+        return whole  # each value once, in whatever order
+    flat = whole.detach().reshape(-1)
     view = flat.as_strided([size for size, _ in steps], [stride for _, stride in steps], flat.storage_offset() + part.start)
     return view.reshape([_count(axis) for axis in axes])
 

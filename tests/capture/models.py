@@ -249,10 +249,10 @@ def vit_case(library: str, build: Callable[[], nn.Module], name: str, block: str
 SIZES = {"hidden_size": DIM, "num_hidden_layers": 2, "num_attention_heads": HEADS, "intermediate_size": 64, "vocab_size": WORDS}
 
 
-def bert(kernel: str) -> nn.Module:
+def bert(kernel: str, depth: int = 2) -> nn.Module:
     from transformers import BertConfig, BertModel
 
-    return BertModel(BertConfig(**SIZES, max_position_embeddings=32, attn_implementation=kernel))
+    return BertModel(BertConfig(**{**SIZES, "num_hidden_layers": depth}, max_position_embeddings=32, attn_implementation=kernel))
 
 
 def gpt2(kernel: str) -> nn.Module:

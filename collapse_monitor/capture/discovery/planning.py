@@ -33,11 +33,12 @@ KINDS: dict[str, Kind] = {
 
 @dataclass(slots=True, eq=False)
 class Made:
-    """The plan, with the values of this forward that its places stand for."""
+    """The plan, with what in this forward its places stand for: blocks with their output and input, attentions with the addition of their
+    result and, where it is not the other operand, the stream."""
 
     plan: Plan
     blocks: list[tuple[BlockPlan, Value | None, Value | None]]
-    attentions: list[tuple[AttentionPlan, FoundSite, Value | None]]
+    attentions: list[tuple[AttentionPlan, FoundSite, Operation | None, Value | None]]
 
 
 def make_plan(graph: Graph, events: list[Event], model: nn.Module, causal: dict[int, bool], masks: set[str]) -> Made:
@@ -46,8 +47,8 @@ def make_plan(graph: Graph, events: list[Event], model: nn.Module, causal: dict[
     blocks = find_blocks(graph, found, find_mixers(graph, events, found), ModuleTree(model))
     places = Places(graph)
     streams = _streams(graph, blocks)
-    for _, output, given in streams:
-        places.want(output)
+    for block, output, given in streams:
+        places.want_output(block, output)
         places.want(given)
     attentions = [_joined(graph, site, next((s for s in streams if site in s[0].sites), None)) for site in found]
     for site, addition, _ in attentions:
@@ -63,7 +64,6 @@ def make_plan(graph: Graph, events: list[Event], model: nn.Module, causal: dict[
     ]
     block_plans = [(_like_its_siblings(plan, [p for p, _, _ in block_plans]), output, given) for plan, output, given in block_plans]
     places.frames |= {plan.module for plan, _, _ in block_plans if plan.missing and plan.output is not None}
-    keys = {id(block): plan.key for (block, _, _), (plan, _, _) in zip(streams, block_plans, strict=True)}
     finder = ProjectionFinder(graph, (name for name, _ in model.named_parameters()), found)
     attention_plans = []
     for site, addition, to_stream in attentions:
@@ -72,12 +72,16 @@ def make_plan(graph: Graph, events: list[Event], model: nn.Module, causal: dict[
         attention = replace(attention, projections=finder.of(site, streams[layer][0].start if layer is not None else 0))
         stream: Value | None = None
         if layer is not None:
-            attention = replace(attention, block=keys[id(streams[layer][0])])
-            stream = None if to_stream else streams[layer][2]
-        attention_plans.append((attention, site, stream))
+            around = block_plans[layer][0]
+            attention = replace(attention, block=around.key)
+            if attention.branch is not None and not to_stream:
+                # sampled alike they can be compared; else the other operand stands for the stream
+                stream = streams[layer][2] if attention.branch[3] == around.layout else None
+                attention = replace(attention, branch=(*attention.branch[:2], stream is None, attention.branch[3]))
+        attention_plans.append((attention, site, addition, stream))
     plan = Plan(
         tuple(p for p, _, _ in block_plans),
-        tuple(p for p, _, _ in attention_plans),
+        tuple(p for p, *_ in attention_plans),
         frozenset(places.frames),
         {canonical(name): reason for name, reason in rejected.items()},
         f"{len(graph.frames) - 1} modules and {len(graph.operations)} functions, {len(events)} of them a softmax or an attention kernel",
@@ -93,8 +97,8 @@ class Places:
         self.frames: set[str] = set()
         self._returned: dict[int, tuple[Frame, tuple[object, ...]]] = {}
         self._taken: dict[int, tuple[Frame, int]] = {}
-        self._ordinals: dict[int, tuple[Frame, int]] = {}
-        self._totals: Counter[tuple[int, Kind]] = Counter()
+        self._ordinals: dict[int, tuple[Frame, tuple[str, int] | None, int]] = {}
+        self._totals: Counter[tuple[int, tuple[str, int] | None, Kind]] = Counter()
         for frame in graph.frames[1:]:
             for path, value in frame.outputs:
                 self._returned.setdefault(value.index, (frame, path))
@@ -107,21 +111,44 @@ class Places:
             return
         if value.index in self._returned:
             self.frames.add(self._returned[value.index][0].name)
-        elif value.producer is not None and value.producer.name in ADDITIONS:
+        elif value.producer is not None and _is_sum(value):
             self.frames.add(value.producer.frame.name)
         elif value.index in self._taken:
             self.frames.add(self._taken[value.index][0].name)
 
+    def want_output(self, block: FoundBlock, value: Value | None) -> None:
+        """Listen to what `of_output` will name."""
+        if block.frame is not None and _own_output(block, value) is not None:
+            self.frames.add(block.frame.name)
+        elif value is not None and value.producer is not None and _is_sum(value):
+            self.frames.add(value.producer.frame.name)
+        else:
+            self.want(value)
+
     def count(self) -> None:
         """Number the operations of every kind within their innermost listened call. After the last `want`."""
-        counters: Counter[tuple[int, Kind]] = Counter()
+        counters: Counter[tuple[int, tuple[str, int] | None, Kind]] = Counter()
+        inside: dict[int, list[Frame]] = {}
+        for frame in self.graph.frames[1:]:
+            if frame.name in self.frames and frame.parent is not None:
+                inside.setdefault(self._listened(frame.parent).index, []).append(frame)
+        over: dict[int, Frame] = {}  # by a listened call, the last one inside it that has returned
         for operation in self.graph.operations:
             kind = KINDS.get(operation.name)
-            if kind is not None:
-                frame = next((f for f in operation.frame.ancestors() if f.name in self.frames), self.graph.frames[0])
-                self._ordinals[operation.index] = (frame, counters[frame.index, kind])
-                counters[frame.index, kind] += 1
+            if kind is None:
+                continue
+            frame = self._listened(operation.frame)
+            waiting = inside.get(frame.index, [])
+            while waiting and waiting[0].first <= operation.index and waiting[0].last < operation.index:
+                over[frame.index] = waiting.pop(0)
+            after = over[frame.index].key if frame.index in over else None
+            self._ordinals[operation.index] = (frame, after, counters[frame.index, after, kind])
+            counters[frame.index, after, kind] += 1
         self._totals = counters
+
+    def _listened(self, frame: Frame) -> Frame:
+        """The innermost listened call around a call, itself included."""
+        return next((f for f in frame.ancestors() if f.name in self.frames), self.graph.frames[0])
 
     def of_value(self, value: Value | None) -> Place | None:
         if value is None:
@@ -129,17 +156,44 @@ class Places:
         if value.index in self._returned:
             frame, path = self._returned[value.index]
             return Place(frame.name, frame.call, "output", path)
-        if value.producer is not None and value.producer.name in ADDITIONS:
+        if value.producer is not None and _is_sum(value):
             return self.of_operation(value.producer)
         if value.index in self._taken:
             frame, position = self._taken[value.index]
             return Place(frame.name, frame.call, "input", (position,))
         return None
 
+    def of_output(self, block: FoundBlock, value: Value | None) -> Place | None:
+        """What the block's own call returns, else the sum its caller makes: not what a call around it returns, which may be another's."""
+        path = _own_output(block, value)
+        if block.frame is not None and path is not None:
+            return Place(block.frame.name, block.frame.call, "output", path)
+        if value is not None and value.producer is not None and _is_sum(value):
+            return self.of_operation(value.producer)
+        return self.of_value(value)
+
+    def of_input(self, block: FoundBlock, value: Value | None) -> Place | None:
+        """Where the block's own call takes it, which is there also when the block before did not run; else where it comes from."""
+        frame = block.frame
+        if frame is not None and frame.name in self.frames:
+            position = next((index for index, given in enumerate(frame.inputs) if given is value), None)
+            if position is not None:
+                return Place(frame.name, frame.call, "input", (position,))
+        return self.of_value(value)
+
     def of_operation(self, operation: Operation) -> Place:
-        frame, ordinal = self._ordinals[operation.index]
+        frame, after, ordinal = self._ordinals[operation.index]
         kind = KINDS[operation.name]
-        return Place(frame.name, frame.call, "operation", (), kind, ordinal, self._totals[frame.index, kind])
+        return Place(frame.name, frame.call, "operation", (), kind, ordinal, after, self._totals[frame.index, after, kind])
+
+
+def _own_output(block: FoundBlock, value: Value | None) -> tuple[object, ...] | None:
+    """Where the value is in what the block's own call returns."""
+    return next((path for path, returned in block.frame.outputs if returned is value), None) if block.frame is not None else None
+
+
+def _is_sum(value: Value) -> bool:
+    return value.producer is not None and value.producer.name in ADDITIONS
 
 
 def _streams(graph: Graph, blocks: list[FoundBlock]) -> list[tuple[FoundBlock, Value | None, Value | None]]:
@@ -192,7 +246,7 @@ def _block_plan(
 ) -> BlockPlan:
     key: Key = ("block", max(block.start, 0), index)
     site = Site(names[id(block)], "block", index)
-    place = places.of_value(output)
+    place = places.of_output(block, output)
     layout = (
         layout_of(output, token_label(block, events)) if output is not None else layout_of(Value(-1, (1, 1, 1), ((), (), ()), True), ())
     )
@@ -201,7 +255,7 @@ def _block_plan(
         missing = "did not run in the watched forward (layer drop or a skipped branch)"
     elif place is None:
         missing = "its hidden state is not returned by a module or made by an addition; pass sites= to name another module"
-    return BlockPlan(key, site, block.name, place, places.of_value(given), layout, missing)
+    return BlockPlan(key, site, block.name, place, places.of_input(block, given), layout, missing)
 
 
 def _like_its_siblings(plan: BlockPlan, others: list[BlockPlan]) -> BlockPlan:
@@ -245,7 +299,8 @@ def _attention_plan(
         query = _operand(event.product, event.query, places)
         value = _operand(event.consumer, event.value, places)
     if addition is not None:
-        branch = (places.of_operation(addition), joins(addition, event) or 0, to_stream)
+        side = joins(addition, event) or 0
+        branch = (places.of_operation(addition), side, to_stream, layout_of(addition.inputs[side], event.query_label))
     return AttentionPlan(
         ("attention", event.operation.index),
         record,

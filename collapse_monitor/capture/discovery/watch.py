@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from collapse_monitor.capture.discovery.axes import Label
 from collapse_monitor.capture.discovery.events import Event, recognise
 from collapse_monitor.capture.discovery.graph import Frame, Operation, Value
 from collapse_monitor.capture.discovery.planning import make_plan
+from collapse_monitor.capture.discovery.products import CONVOLUTIONS
 from collapse_monitor.capture.discovery.streams import ADDITIONS, is_hidden, joins, layout_of
 from collapse_monitor.capture.discovery.trace import Trace
 from collapse_monitor.capture.hooks import GradientHooks
@@ -20,11 +22,14 @@ from collapse_monitor.capture.reading import Reader
 from collapse_monitor.capture.rows.flex import FlexCall, flex_rows
 from collapse_monitor.capture.rows.sdpa import SdpaCall, sdpa_rows
 from collapse_monitor.capture.rows.softmax import softmax_rows
-from collapse_monitor.capture.sampling import Layout, Sampler, as_added, counted
+from collapse_monitor.capture.sampling import Layout, Sampler, as_added
 from collapse_monitor.capture.tensors import is_readable, leaves
 from collapse_monitor.observation import AttentionObservation, BlockObservation, Key, Receiver, TokenSample
 from collapse_monitor.records import Site
 
+_PROJECTIONS = CONVOLUTIONS | {"linear", "addmm"}
+_MOST_JOINED = 3
+"""Additions remembered for an attention: the first ones may still be part of how it makes its weights."""
 _SCORED = ("data", "query", "constant", "unknown")
 
 
@@ -39,10 +44,10 @@ class Discovery(Reader):
         self.mode = Trace(model, self, lambda error: fault("discovery", error))
         self.events: list[Event] = []
         self.mask_frames: set[str] = set()
-        self._samples: dict[int, tuple[Layout, TokenSample]] = {}
+        self._samples: dict[int, dict[Layout, TokenSample]] = {}
         self._inputs: dict[int, list[tuple[Value, Tensor, int]]] = {}
         self._waiting: dict[int, AttentionObservation] = {}
-        self._branches: dict[int, tuple[Operation, int, TokenSample, TokenSample]] = {}
+        self._branches: dict[int, list[tuple[Operation, TokenSample, TokenSample]]] = {}
         self._causal: dict[int, Tensor] = {}
         self._watched: set[int] = set()
         self._gradient_keys: dict[int, Key] = {}
@@ -103,15 +108,15 @@ class Discovery(Reader):
         if frame.leaf or result is None:
             return
         # what attends to nothing may turn out to be a block too; the label of a later attention is not known yet
-        label = inside[0].query_label if inside else (self.events[0].query_label if self.events else ())
+        tokens = [event.query_label for event in inside or self.events[:1]] or [()]
         shapes = {value.shape for value, _, _ in given}
         for (_, value), (_, tensor) in zip(frame.outputs, leaves(result), strict=True):
             if is_readable(tensor) and is_hidden(value) and (value.shape in shapes or len(value.shape) <= 3):
-                self._sample(value, tensor, label)
+                self._sample(value, tensor, tokens)
                 self._watch_gradient(value, tensor)
         for value, tensor, version in given:
             if version == -1 or tensor._version == version:
-                self._sample(value, tensor, label)
+                self._sample(value, tensor, tokens)
 
     # -- samples
 
@@ -156,27 +161,31 @@ class Discovery(Reader):
             return
         if operation.inputs[0].shape == operation.inputs[1].shape and operation.outputs[0].producer is operation:
             if any(operation.ancestry >> event.operation.index & 1 for event in heard[-1:]):
-                self._sample(operation.outputs[0], result, heard[-1].query_label)
+                self._sample(operation.outputs[0], result, [heard[-1].query_label])
                 self._watch_gradient(operation.outputs[0], result)
         for event in reversed(heard):
-            if event.operation.index in self._branches:
-                break
-            side = joins(operation, event)
+            joined = self._branches.setdefault(event.operation.index, [])
+            side = joins(operation, event) if len(joined) < _MOST_JOINED else None
             if side is not None:
                 layout = layout_of(operation.inputs[side], event.query_label)
                 samples = [self.sampler.tokens(tensor, layout) for tensor in (tensors[side], tensors[1 - side])]
                 pair = as_added(samples[0], samples[1], kwargs.get("alpha", 1), side, tensors[1 - side] is result)
-                self._branches[event.operation.index] = (operation, side, *pair)
+                joined.append((operation, *pair))
+            if joined:
+                break
 
-    def _sample(self, value: Value, tensor: Tensor, label: Any) -> None:
-        if value.index not in self._samples:
+    def _sample(self, value: Value, tensor: Tensor, tokens: Sequence[Label]) -> None:
+        """Sample the value as every layout reads it that these labels of token axes suggest."""
+        samples = self._samples.setdefault(value.index, {})
+        for label in tokens:
             layout = layout_of(value, label)
-            self._samples[value.index] = (layout, self.sampler.tokens(tensor, layout))
+            if layout not in samples:
+                samples[layout] = self.sampler.tokens(tensor, layout)
 
     def _sampled(self, value: Value | None, layout: Layout | None) -> TokenSample | None:
-        """The sample of a value, unless it was taken for another layout than turned out to be right."""
-        taken, sample = self._samples.get(value.index if value is not None else -1, (None, None))
-        return sample if layout is None or taken == layout else None
+        """The sample of a value that was read by this layout; None takes any."""
+        samples = self._samples.get(value.index, {}) if value is not None else {}
+        return next(iter(samples.values()), None) if layout is None else samples.get(layout)
 
     # -- gradients
 
@@ -196,7 +205,8 @@ class Discovery(Reader):
         product = operation.product
         assert product is not None
         if product.left.static or product.right.static:
-            return
+            if operation.name in _PROJECTIONS or (product.left.static and product.right.static):
+                return  # only a learned query is multiplied with data as it is
         tensors = dict(
             zip((value.index for value in operation.inputs), (t for _, t in leaves((args, tuple(kwargs.values())))), strict=False)
         )
@@ -226,7 +236,7 @@ class Discovery(Reader):
             if sample is not None:
                 self.receiver.block(block.key, BlockObservation(sample, self._sampled(given, block.layout)))
         sites: dict[Key, Site] = {block.key: block.site for block, _, _ in made.blocks}
-        for attention, found, stream in made.attentions:
+        for attention, found, addition, stream in made.attentions:
             # the rows of an inverted map were read along the wrong axis: they come with the next window
             key: Key = ("inverted" if found.first.inverted else "event", found.first.operation.index)
             sites[key] = attention.site
@@ -235,11 +245,10 @@ class Discovery(Reader):
             )
             for index, role, side in _operands(found.first):
                 self._operand_roles[(index, side)] = (key, role)
-            joined = self._branches.get(found.first.operation.index)
-            if joined is not None:
-                other = self._sampled(stream, None) if stream is not None else joined[3]
-                if other is not None:
-                    self.receiver.branch(key, counted(joined[2]), counted(other))
+            for operation, branch, other in self._branches.get(found.first.operation.index, ()):
+                if operation is addition and attention.branch is not None:
+                    along = self._sampled(stream, attention.branch[3]) or other
+                    self.receiver.branch(key, self.sampler.counted(branch), self.sampler.counted(along))
         self._samples.clear()
         self._branches.clear()
         self._waiting.clear()

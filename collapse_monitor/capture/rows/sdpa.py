@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from collapse_monitor.capture.rows.choice import INVISIBLE, RowChoice
-from collapse_monitor.capture.rows.distribution import observation_of
+from collapse_monitor.capture.rows.distribution import observation_of, wide
 from collapse_monitor.capture.rows.folding import Folding
 from collapse_monitor.capture.sampling import Sampler
 from collapse_monitor.observation import AttentionObservation
@@ -45,32 +46,37 @@ class SdpaCall:
 
 
 def sdpa_rows(call: SdpaCall, folding: Folding, sampler: Sampler) -> AttentionObservation:
-    """softmax(q k^T scale + mask) on sampled rows, in fp32 or better."""
-    query = folding.fold(call.query.detach())
+    """softmax(q k^T scale + mask) on sampled rows, in fp32 or better. Called without gradients."""
+    query = folding.fold(call.query)
     sequences, heads, queries, _ = query.shape
-    choice = RowChoice.of(sampler, sequences, queries, query.device)
+    choice = RowChoice.of(sampler, sequences, heads, queries, query.device)
     key = choice.take_sequences(_fold_keys(call, folding, heads))
-    dtype = torch.promote_types(query.dtype, torch.float32)
-    logits = torch.matmul(choice.take(query).to(dtype), key.to(dtype).mT) * call.scale
+    dtype = wide(query.dtype)
+    logits = _products(choice.take(query).to(dtype), key.to(dtype)) * call.scale
     visible: Tensor | None = None
+    hidden: Tensor | None = None
     if call.mask is not None:
-        mask = choice.take(_fold_mask(call.mask.detach(), folding, call.query))
+        mask = choice.take(_fold_mask(call.mask, folding, call.query, sequences))
         if mask.dtype is torch.bool:
             visible = mask
         else:
             visible = mask > INVISIBLE
             logits = logits + torch.where(visible, mask, 0).to(dtype)
     if call.causal:
-        positions = torch.arange(call.key.shape[-2], device=query.device)
-        earlier = positions <= choice.rows[..., None] if choice.rows.ndim == 1 else positions <= choice.rows[:, None, :, None]
-        visible = earlier if visible is None else visible & earlier
-    if visible is not None and visible.ndim < 4:
-        visible = visible[None, None]
-    return observation_of(logits, visible, choice, queries)
+        earlier, later = choice.earlier(sampler, call.key.shape[-2])
+        visible, hidden = (earlier, later) if visible is None else (visible & earlier, None)
+    return observation_of(logits, visible, choice, queries, hidden)
+
+
+def _products(
+    query: Float[Tensor, "sequence head query dim"], key: Float[Tensor, "sequence head key dim"]
+) -> Float[Tensor, "sequence head query key"]:
+    """Like `query @ key.mT` in fewer operations."""
+    return torch.bmm(query.flatten(0, 1), key.flatten(0, 1).mT).view(*query.shape[:3], key.shape[2])
 
 
 def _fold_keys(call: SdpaCall, folding: Folding, heads: int) -> Tensor:
-    key = call.key.detach()
+    key = call.key
     if call.grouped and key.shape[-3] != call.query.shape[-3]:
         key = key.repeat_interleave(call.query.shape[-3] // key.shape[-3], dim=-3)
     if key.shape[:-2] != call.query.shape[:-2]:
@@ -79,9 +85,8 @@ def _fold_keys(call: SdpaCall, folding: Folding, heads: int) -> Tensor:
     return folded if folded.shape[1] == heads else folded.expand(-1, heads, -1, -1)
 
 
-def _fold_mask(mask: Tensor, folding: Folding, query: Tensor) -> Tensor:
+def _fold_mask(mask: Tensor, folding: Folding, query: Tensor, sequences: int) -> Tensor:
     """The mask folded like the scores; only where its leading axes broadcast partly is it spread over all of them first."""
-    sequences = folding.fold(query[..., :1, :1]).shape[0]
     folded = folding.fold(mask) if mask.ndim >= 2 else mask.expand(1, 1, 1, -1)
     if folded.shape[0] not in (1, sequences):
         folded = folding.fold(mask.expand(*query.shape[:-2], *mask.shape[-2:]))

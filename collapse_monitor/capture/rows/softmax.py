@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from collapse_monitor.capture.rows.choice import INVISIBLE, RowChoice
+from collapse_monitor.capture.rows.distribution import wide
 from collapse_monitor.capture.rows.folding import Folding
 from collapse_monitor.capture.sampling import Sampler
 from collapse_monitor.observation import AttentionObservation
@@ -27,6 +28,8 @@ class MapAxes:
         """The map as [sequence, head, query, key]."""
         if tensor.ndim != self.ndim:
             raise ValueError(f"an attention map of {tensor.ndim} axes, {self.ndim} expected")
+        if self.key == self.ndim - 1 and self.query == self.ndim - 2:
+            return self.folding.fold(tensor)
         rest = [axis for axis in range(tensor.ndim) if axis not in (self.key, self.query)]
         if self.query is None:
             return self.folding.fold(tensor.permute(*rest, self.key).unsqueeze(-2))
@@ -36,13 +39,13 @@ class MapAxes:
 def softmax_rows(scores: Tensor, weights: Tensor, axes: MapAxes, sampler: Sampler) -> AttentionObservation:
     """The rows of `weights`, divided by their sum: `weights` may be exp(scores), or lack a column that was cut off after the softmax.
 
-    `scores` are what entered the softmax. Sink columns are taken out before.
+    `scores` are what entered the softmax. Sink columns are taken out before. Called without gradients.
     """
-    folded = axes.folded(weights.detach())
-    sequences, _, queries, keys = folded.shape
-    choice = RowChoice.of(sampler, sequences, queries, weights.device)
-    dtype = torch.promote_types(weights.dtype, torch.float32)
-    logits = choice.take(axes.folded(scores.detach())).to(dtype)
+    folded = axes.folded(weights)
+    sequences, heads, queries, keys = folded.shape
+    choice = RowChoice.of(sampler, sequences, heads, queries, weights.device)
+    dtype = wide(weights.dtype)
+    logits = choice.take(axes.folded(scores)).to(dtype)
     rows = choice.take(folded).to(dtype)
     before, after = axes.sinks
     sink = None
