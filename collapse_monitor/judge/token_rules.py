@@ -113,7 +113,7 @@ def non_finite(snapshot: Snapshot, history: History) -> list[Condition]:
     for metric in ("gradient_norm", "parameter_gradient_norm"):
         checks = [*(values for _, values in history.recent(metric)[1 - GRADIENT_CHECKS :]), now.layer(metric)]
         if len(checks) == GRADIENT_CHECKS and all(values.shape == share.shape for values in checks):
-            for layer in _layers(np.isinf(checks).all(axis=0)):
+            for layer in _layers(np.asarray(np.isinf(checks).all(axis=0))):
                 found.setdefault(layer, Condition(layer, metric, np.inf, np.inf))
     for layer in _layers(np.isnan(share)):
         found.setdefault(layer, _no_data(layer, "nonfinite", limit))

@@ -28,9 +28,9 @@ class Rows:
         length = moments["length"].astype(np.float64)
         live = length > 0
         visible = moments["keys"][..., 0].astype(np.float64) if "keys" in moments else np.full((1, 1, 1), float(key_count))
-        finite = np.isfinite(length).all(-1)
+        finite = np.asarray(np.isfinite(length).all(-1))
         if "entropy" in moments:  # a negative weight has entropy -inf
-            finite = finite & np.isfinite(moments["entropy"]).all(-1)
+            finite = np.asarray(finite & np.isfinite(moments["entropy"]).all(-1))
         return cls(key_count, length, visible, np.where(live, visible, 0.0), live, finite)
 
     @property
@@ -111,9 +111,9 @@ def _layer_similarity(products: Float[Array, "sequence head query"], rows: Rows,
 def _input_dependence(values: Mapping[str, Array], rows: Rows) -> Float[Array, " head"]:
     """Entropy of the mean row less mean entropy, over rows whose visible keys are the same in all sequences."""
     sequences = len(rows.length)
-    shared = rows.live.all(0)
+    shared = np.asarray(rows.live.all(0))
     if "union" in values:  # a key set as large as the union of all is the union
-        shared = shared & (rows.keys == values["union"]).all(0)
+        shared = np.asarray(shared & (rows.keys == values["union"]).all(0))
     divergence = np.maximum(values["entropy_of_mean"] - values["entropy"].mean(0), 0.0) / np.log(sequences)
     readable = rows.finite.all(0) & (shared & (rows.keys[0] >= 2)).any(-1)
     return np.where(readable, _mean(divergence, shared), np.nan)

@@ -162,7 +162,7 @@ def _unit(matrix: Float[Tensor, "batch row column"]) -> Float[Tensor, "batch row
 
 def condition(grams: Float[Array, "*head row row"]) -> Float[Array, "*head"]:
     """Largest over smallest singular value of matrices with these Gram matrices; inf beyond what they resolve, nan for zero and NaN."""
-    finite = np.isfinite(grams).all((-2, -1))
+    finite = np.asarray(np.isfinite(grams).all((-2, -1)))
     spectrum = np.linalg.eigvalsh(np.where(finite[..., None, None], grams, 0))
     largest, smallest = spectrum[..., -1], spectrum[..., 0]
     readable = finite & (largest > 0)

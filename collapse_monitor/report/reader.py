@@ -75,7 +75,7 @@ class Run:
         for index, step in enumerate(self.steps):
             row = found.get(int(step))
             if row is not None:
-                stacked[(index, *map(slice, row.shape))] = row
+                stacked[index][tuple(slice(size) for size in row.shape)] = row
         return stacked
 
 

@@ -228,7 +228,7 @@ def _moved(name: str, given: Given, source: Value, value: Value, points: Points)
             raise Untraceable("it is padded with its own values")
         for back in range(len(widths) // 2):
             at[:, ndim - 1 - back] -= widths[2 * back]
-        return points.of(at).kept(((at >= 0) & (at < sizes)).all(axis=1))
+        return points.of(at).kept(np.asarray(((at >= 0) & (at < sizes)).all(axis=1)))
     if name == "repeat_interleave":
         repeats, axis = given.argument(1, "repeats"), given.argument(2, "dim")
         if not isinstance(repeats, int) or axis is None or value.shape[axis] != source.shape[axis] * repeats:
