@@ -23,7 +23,9 @@ class LanguageModel(nn.Module):
 
     def __init__(self, blocks: nn.ModuleDict) -> None:
         super().__init__()
-        self.parts = nn.ModuleDict({"embed": nn.Embedding(WORDS, DIM), "blocks": blocks, "norm": nn.LayerNorm(DIM), "head": nn.Linear(DIM, WORDS)})
+        self.parts = nn.ModuleDict(
+            {"embed": nn.Embedding(WORDS, DIM), "blocks": blocks, "norm": nn.LayerNorm(DIM), "head": nn.Linear(DIM, WORDS)}
+        )
 
     def forward(self, ids: Tensor) -> Tensor:
         x = self.parts["embed"](ids)
@@ -503,6 +505,11 @@ def image_and_words(generator: torch.Generator) -> Call:
     return (torch.randn(BATCH, 3, 32, 32, generator=generator), torch.randint(0, WORDS, (BATCH, TOKENS), generator=generator)), {}
 
 
-@model(Truth(6, 8, queries=16, keys=16, cross=2, how=("sdpa", "softmax")), image_and_words, quick=True, note="two towers of different width and a fusion stack")
+@model(
+    Truth(6, 8, queries=16, keys=16, cross=2, how=("sdpa", "softmax")),
+    image_and_words,
+    quick=True,
+    note="two towers of different width and a fusion stack",
+)
 def two_towers() -> nn.Module:
     return Towers()

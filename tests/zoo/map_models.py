@@ -302,7 +302,10 @@ class Rotated(nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         angle = torch.arange(q.shape[2])[:, None] * 10.0 ** -torch.arange(q.shape[-1] // 2)
         cos, sin = angle.cos().repeat(1, 2), angle.sin().repeat(1, 2)
-        q, k = (t * cos + torch.cat([-t[..., t.shape[-1] // 2 :], t[..., : t.shape[-1] // 2]], -1) * sin for t in (self.q_norm(q), self.k_norm(k)))
+        q, k = (
+            t * cos + torch.cat([-t[..., t.shape[-1] // 2 :], t[..., : t.shape[-1] // 2]], -1) * sin
+            for t in (self.q_norm(q), self.k_norm(k))
+        )
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 

@@ -40,4 +40,3 @@ def attention_pooled_clip() -> nn.Module:
 
     vision = CLIPVisionCfg(layers=3, attentional_pool=True, attn_pooler_queries=6, attn_pooler_heads=HEADS, **VISION)
     return CLIP(embed_dim=16, vision_cfg=vision, text_cfg=CLIPTextCfg(**TEXT))
-

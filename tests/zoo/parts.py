@@ -54,7 +54,9 @@ class Mlp(nn.Module):
 class Block(nn.Module):
     """The common block: attention and MLP, each after a norm, each added to the stream."""
 
-    def __init__(self, mix: Mix | nn.Module = fused, dim: int = DIM, heads: int = HEADS, memory: int | None = None, mlp: nn.Module | None = None) -> None:
+    def __init__(
+        self, mix: Mix | nn.Module = fused, dim: int = DIM, heads: int = HEADS, memory: int | None = None, mlp: nn.Module | None = None
+    ) -> None:
         super().__init__()
         self.before, self.between = nn.LayerNorm(dim), nn.LayerNorm(dim)
         self.attention = Attention(mix, dim, heads, memory)

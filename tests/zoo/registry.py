@@ -84,7 +84,9 @@ class Shelf:
         self.library = library
         self.models: list[Model] = []
 
-    def model(self, truth: Truth, inputs: Inputs, *, name: str = "", **about: Any) -> Callable[[Callable[[], nn.Module]], Callable[[], nn.Module]]:
+    def model(
+        self, truth: Truth, inputs: Inputs, *, name: str = "", **about: Any
+    ) -> Callable[[Callable[[], nn.Module]], Callable[[], nn.Module]]:
         """Decorator: puts the function, which builds the module, on the shelf under its own name or the one given."""
 
         def put(build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:

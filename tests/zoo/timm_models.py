@@ -62,7 +62,17 @@ put("vit-registers", "vit_small_patch14_reg4_dinov2", patches(21), note="four re
 put("vit-dinov3", "vit_small_patch16_dinov3", patches(21), **VIT)
 put("vit-perception-encoder", "vit_pe_core_tiny_patch16_384", Truth(3, 4, queries=17, keys=17, cross=1), note="attention pool", **VIT)
 put("vit-siglip", "vit_base_patch16_siglip_224", Truth(3, 4, queries=16, keys=16, cross=1), note="attention pool", **VIT)
-put("vit-hybrid", "vit_small_r26_s32_224", patches(5), size=64, note="a ResNet before the blocks", img_size=64, embed_dim=DIM, depth=3, num_heads=HEADS)
+put(
+    "vit-hybrid",
+    "vit_small_r26_s32_224",
+    patches(5),
+    size=64,
+    note="a ResNet before the blocks",
+    img_size=64,
+    embed_dim=DIM,
+    depth=3,
+    num_heads=HEADS,
+)
 put("aimv2", "aimv2_large_patch14_224", patches(16), **VIT)
 put("flexivit", "flexivit_small", patches(), **VIT)
 put("deit-distilled", "deit_tiny_distilled_patch16_224", patches(18), **VIT)
@@ -71,29 +81,160 @@ put("beit3", "beit3_base_patch16_224", patches(), **VIT)
 put("eva02", "eva02_small_patch14_336", patches(), **VIT)
 put("eva-giant", "eva_giant_patch14_224", patches(), **VIT)
 put("cait", "cait_xxs24_224", Truth(5, 5, queries=16, keys=16, how=BOTH), note="talking heads, then class attention", **VIT)
-put("naflexvit", "naflexvit_base_patch16_map", Truth(3, 4, queries=17, keys=17, cross=1), note="attention pool", patch_size=8, embed_dim=DIM, depth=3, num_heads=HEADS)
+put(
+    "naflexvit",
+    "naflexvit_base_patch16_map",
+    Truth(3, 4, queries=17, keys=17, cross=1),
+    note="attention pool",
+    patch_size=8,
+    embed_dim=DIM,
+    depth=3,
+    num_heads=HEADS,
+)
 put("swin", "swin_tiny_patch4_window7_224", Truth(4, 4, 2, 16, 16, how=SOFTMAX), note="shifted windows", **WINDOWS)
 put("swin-v2", "swinv2_tiny_window8_256", Truth(4, 4, 2, 16, 16, how=SOFTMAX), note="cosine scores", **WINDOWS)
 put("swin-v2-cr", "swinv2_cr_tiny_224", Truth(4, 4, 2, 16, 16, how=SOFTMAX), size=64, **{**WINDOWS, "img_size": 64})
-put("pvt-v2", "pvt_v2_b0", Truth(4, 4, 1, 64, 1), note="keys reduced in space", embed_dims=(16, 16, 32, 32), depths=(1, 1, 1, 1), num_heads=(1, 2, 2, 2))
-put("pvt-v2-linear", "pvt_v2_b2_li", Truth(4, 4, 1, 256, 49), size=64, note="keys pooled to 7 x 7", embed_dims=(16, 16, 32, 32), depths=(1, 1, 1, 1), num_heads=(1, 2, 2, 2))
-put("twins-pcpvt", "twins_pcpvt_small", Truth(4, 4, 1, 256, 4), size=64, img_size=64, embed_dims=(16, 16, 32, 32), depths=(1, 1, 1, 1), num_heads=(1, 2, 2, 2))
-put("tnt", "tnt_s_legacy_patch16_224", Truth(2, 4, 2, 4, 4, how=SOFTMAX), note="pixels inside patches", img_size=32, patch_size=8, embed_dim=DIM, inner_dim=8, depth=2, num_heads_inner=2, num_heads_outer=4)
-put("pit", "pit_ti_distilled_224", Truth(4, 4, 2, 731, 731), size=224, note="pooling between stages", base_dims=(8, 8, 8), depth=(1, 2, 1), heads=(2, 2, 2))
+put(
+    "pvt-v2",
+    "pvt_v2_b0",
+    Truth(4, 4, 1, 64, 1),
+    note="keys reduced in space",
+    embed_dims=(16, 16, 32, 32),
+    depths=(1, 1, 1, 1),
+    num_heads=(1, 2, 2, 2),
+)
+put(
+    "pvt-v2-linear",
+    "pvt_v2_b2_li",
+    Truth(4, 4, 1, 256, 49),
+    size=64,
+    note="keys pooled to 7 x 7",
+    embed_dims=(16, 16, 32, 32),
+    depths=(1, 1, 1, 1),
+    num_heads=(1, 2, 2, 2),
+)
+put(
+    "twins-pcpvt",
+    "twins_pcpvt_small",
+    Truth(4, 4, 1, 256, 4),
+    size=64,
+    img_size=64,
+    embed_dims=(16, 16, 32, 32),
+    depths=(1, 1, 1, 1),
+    num_heads=(1, 2, 2, 2),
+)
+put(
+    "tnt",
+    "tnt_s_legacy_patch16_224",
+    Truth(2, 4, 2, 4, 4, how=SOFTMAX),
+    note="pixels inside patches",
+    img_size=32,
+    patch_size=8,
+    embed_dim=DIM,
+    inner_dim=8,
+    depth=2,
+    num_heads_inner=2,
+    num_heads_outer=4,
+)
+put(
+    "pit",
+    "pit_ti_distilled_224",
+    Truth(4, 4, 2, 731, 731),
+    size=224,
+    note="pooling between stages",
+    base_dims=(8, 8, 8),
+    depth=(1, 2, 1),
+    heads=(2, 2, 2),
+)
 put("convit", "convit_tiny", Truth(3, 3, queries=16, keys=16, how=SOFTMAX), note="gated position attention: content map is read", **VIT)
 put("mobilevit", "mobilevit_xxs", Truth(9, 9, 4, 64, 64), size=128, note="patches unfolded")
 put("mobilevit-v2", "mobilevitv2_050", Truth(9, 0), size=64, note="separable attention: scores of one linear layer")
-put("tiny-vit", "tiny_vit_5m_224", Truth(3, 3, 1, 49, 49), size=224, embed_dims=(16, 16, 32, 32), depths=(1, 1, 1, 1), num_heads=(1, 1, 2, 2))
-put("sam2-hiera", "sam2_hiera_tiny", Truth(5, 5, 1, 64, 64), size=64, note="pooled queries inside windows", embed_dim=16, stages=(1, 2, 1, 1), num_heads=1)
+put(
+    "tiny-vit",
+    "tiny_vit_5m_224",
+    Truth(3, 3, 1, 49, 49),
+    size=224,
+    embed_dims=(16, 16, 32, 32),
+    depths=(1, 1, 1, 1),
+    num_heads=(1, 1, 2, 2),
+)
+put(
+    "sam2-hiera",
+    "sam2_hiera_tiny",
+    Truth(5, 5, 1, 64, 64),
+    size=64,
+    note="pooled queries inside windows",
+    embed_dim=16,
+    stages=(1, 2, 1, 1),
+    num_heads=1,
+)
 put("hiera", "hiera_small_224", Truth(5, 5, 1, 64, 64), size=224, note="mask units", embed_dim=16, num_heads=1, stages=(1, 2, 1, 1))
-put("xcit", "xcit_nano_12_p16_224", Truth(3, 1, 4, 1, 5), note="channel attention, then class attention", img_size=32, patch_size=16, embed_dim=DIM, depth=2, num_heads=HEADS, cls_attn_layers=1)
-put("davit", "davit_tiny", Truth(4, 4, 1, 49, 49), size=64, note="windows, and channel attention that is not read", embed_dims=(16, 16, 32, 32), depths=(1, 1, 1, 1), num_heads=(1, 1, 2, 2))
+put(
+    "xcit",
+    "xcit_nano_12_p16_224",
+    Truth(3, 1, 4, 1, 5),
+    note="channel attention, then class attention",
+    img_size=32,
+    patch_size=16,
+    embed_dim=DIM,
+    depth=2,
+    num_heads=HEADS,
+    cls_attn_layers=1,
+)
+put(
+    "davit",
+    "davit_tiny",
+    Truth(4, 4, 1, 49, 49),
+    size=64,
+    note="windows, and channel attention that is not read",
+    embed_dims=(16, 16, 32, 32),
+    depths=(1, 1, 1, 1),
+    num_heads=(1, 1, 2, 2),
+)
 put("edgenext", "edgenext_xx_small", Truth(10, 0), size=64, note="convolutions and channel attention")
-put("coatnet", "coatnet_0_rw_224", Truth(2, 2, 1, 196, 196), size=224, note="two stages of convolutions, two of attention", img_size=224, depths=(1, 1, 1, 1), embed_dim=(32, 32, 32, 32))
-put("maxvit", "maxvit_tiny_tf_224", Truth(4, 8, 1, 49, 49), size=224, note="windows and grids", img_size=224, depths=(1, 1, 1, 1), embed_dim=(32, 32, 32, 32))
+put(
+    "coatnet",
+    "coatnet_0_rw_224",
+    Truth(2, 2, 1, 196, 196),
+    size=224,
+    note="two stages of convolutions, two of attention",
+    img_size=224,
+    depths=(1, 1, 1, 1),
+    embed_dim=(32, 32, 32, 32),
+)
+put(
+    "maxvit",
+    "maxvit_tiny_tf_224",
+    Truth(4, 8, 1, 49, 49),
+    size=224,
+    note="windows and grids",
+    img_size=224,
+    depths=(1, 1, 1, 1),
+    embed_dim=(32, 32, 32, 32),
+)
 put("convnext", "convnext_atto", Truth(12, 0), note="no attention")
-put("levit", "levit_128s", Truth(3, 5, 2, 196, 196, how=SOFTMAX), size=224, note="two more attentions downsample", embed_dim=(16, 24, 32), num_heads=(2, 3, 4), depth=(1, 1, 1), key_dim=8)
-put("visformer", "visformer_tiny", Truth(2, 2, 2, 196, 196, how=SOFTMAX), size=224, note="the convolutions of the first stage are no blocks with attention", img_size=224, embed_dim=32, depth=(0, 1, 1), num_heads=2)
+put(
+    "levit",
+    "levit_128s",
+    Truth(3, 5, 2, 196, 196, how=SOFTMAX),
+    size=224,
+    note="two more attentions downsample",
+    embed_dim=(16, 24, 32),
+    num_heads=(2, 3, 4),
+    depth=(1, 1, 1),
+    key_dim=8,
+)
+put(
+    "visformer",
+    "visformer_tiny",
+    Truth(2, 2, 2, 196, 196, how=SOFTMAX),
+    size=224,
+    note="the convolutions of the first stage are no blocks with attention",
+    img_size=224,
+    embed_dim=32,
+    depth=(0, 1, 1),
+    num_heads=2,
+)
 
 SHELF.model(patches(), images(), name="vit-parallel-scaling", note="one projection for attention and MLP")(
     lambda: __import__("timm").create_model("vit_tiny_patch16_224", num_classes=5, block_fn=block_of("ParallelScalingBlock"), **VIT)
@@ -102,12 +243,54 @@ SHELF.model(Truth(3, 6, queries=17, keys=17), images(), name="vit-parallel-thing
     lambda: __import__("timm").create_model("vit_tiny_patch16_224", num_classes=5, block_fn=block_of("ParallelThingsBlock"), **VIT)
 )
 
-put_class("caformer", "metaformer", "MetaFormer", Truth(4, 2, 1, 16, 16), lambda: {"depths": (1, 1, 1, 1), "dims": (8, 16, 32, 64), **_caformer()}, size=64, note="two stages of convolutions, two of attention")
-put_class("mvit-v2", "mvitv2", "MultiScaleVit", Truth(4, 4, 1, 256, 16, how=SOFTMAX), lambda: _mvit(), size=64, note="keys pooled by convolutions")
-put_class("nest", "nest", "Nest", Truth(4, 4, 2, 196, 196), lambda: {"img_size": 224, "embed_dims": (16, 16, 16), "num_heads": (2, 2, 2), "depths": (1, 1, 2)}, size=224, note="nested blocks of patches")
-put_class("mlp-mixer", "mlp_mixer", "MlpMixer", Truth(3, 0), lambda: {"img_size": 32, "patch_size": 8, "num_blocks": 3, "embed_dim": DIM}, size=32, note="no attention")
-put_class("focalnet", "focalnet", "FocalNet", Truth(5, 0), lambda: {"embed_dim": 16, "depths": (1, 1, 2, 1)}, size=64, note="focal modulation, no attention")
-put_class("poolformer", "metaformer", "MetaFormer", Truth(5, 0), lambda: {"depths": (1, 1, 2, 1), "dims": (16, 16, 32, 32)}, size=64, note="pooling, no attention")
+put_class(
+    "caformer",
+    "metaformer",
+    "MetaFormer",
+    Truth(4, 2, 1, 16, 16),
+    lambda: {"depths": (1, 1, 1, 1), "dims": (8, 16, 32, 64), **_caformer()},
+    size=64,
+    note="two stages of convolutions, two of attention",
+)
+put_class(
+    "mvit-v2", "mvitv2", "MultiScaleVit", Truth(4, 4, 1, 256, 16, how=SOFTMAX), lambda: _mvit(), size=64, note="keys pooled by convolutions"
+)
+put_class(
+    "nest",
+    "nest",
+    "Nest",
+    Truth(4, 4, 2, 196, 196),
+    lambda: {"img_size": 224, "embed_dims": (16, 16, 16), "num_heads": (2, 2, 2), "depths": (1, 1, 2)},
+    size=224,
+    note="nested blocks of patches",
+)
+put_class(
+    "mlp-mixer",
+    "mlp_mixer",
+    "MlpMixer",
+    Truth(3, 0),
+    lambda: {"img_size": 32, "patch_size": 8, "num_blocks": 3, "embed_dim": DIM},
+    size=32,
+    note="no attention",
+)
+put_class(
+    "focalnet",
+    "focalnet",
+    "FocalNet",
+    Truth(5, 0),
+    lambda: {"embed_dim": 16, "depths": (1, 1, 2, 1)},
+    size=64,
+    note="focal modulation, no attention",
+)
+put_class(
+    "poolformer",
+    "metaformer",
+    "MetaFormer",
+    Truth(5, 0),
+    lambda: {"depths": (1, 1, 2, 1), "dims": (16, 16, 32, 32)},
+    size=64,
+    note="pooling, no attention",
+)
 
 
 def _caformer() -> dict[str, Any]:

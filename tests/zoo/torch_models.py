@@ -103,7 +103,11 @@ class ReadingStack(nn.Module):
         return x
 
 
-@model(Truth(2, 2, keys=MEMORY, cross=2), tensors((BATCH, TOKENS, DIM), (BATCH, MEMORY, 12), (BATCH, MEMORY, 20)), note="kdim and vdim of their own")
+@model(
+    Truth(2, 2, keys=MEMORY, cross=2),
+    tensors((BATCH, TOKENS, DIM), (BATCH, MEMORY, 12), (BATCH, MEMORY, 20)),
+    note="kdim and vdim of their own",
+)
 def attention_over_other_widths() -> nn.Module:
     return ReadingStack()
 

@@ -26,7 +26,14 @@ PAIR = {
     "decoder_start_token_id": 2,
 }  # fmt: skip
 T5 = {"vocab_size": 99, "d_model": DIM, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_decoder_layers": 3, "num_heads": HEADS}
-VISION = {"hidden_size": DIM, "num_hidden_layers": 3, "num_attention_heads": HEADS, "intermediate_size": 64, "image_size": 32, "patch_size": 8}
+VISION = {
+    "hidden_size": DIM,
+    "num_hidden_layers": 3,
+    "num_attention_heads": HEADS,
+    "intermediate_size": 64,
+    "image_size": 32,
+    "patch_size": 8,
+}
 GPT = {"vocab_size": 99, "n_embd": DIM, "n_layer": 3, "n_head": HEADS, "n_positions": 64}
 SPEECH = {
     "hidden_size": DIM, "num_hidden_layers": 3, "num_attention_heads": HEADS, "intermediate_size": 64, "conv_dim": [8, 8], "conv_stride": [4, 4],
@@ -65,7 +72,11 @@ def put(
 
             config = getattr(transformers, f"{kind}Config")(**(options() if callable(options) else options))
             choice = {"attn_implementation": kernel} if kernel else {}
-            made = getattr(transformers, model)._from_config(config, **choice) if model else transformers.AutoModel.from_config(config, **choice)
+            made = (
+                getattr(transformers, model)._from_config(config, **choice)
+                if model
+                else transformers.AutoModel.from_config(config, **choice)
+            )
             if change is not None:
                 change(made)
             return made
@@ -82,7 +93,14 @@ CROSSING = Truth(5, 8, cross=3)
 
 # -- encoders of text
 put("Bert", TEXT, ENCODER, padded, kernels=KERNELS, note="padded")
-put("Bert", {**TEXT, "is_decoder": True, "add_cross_attention": True}, Truth(3, 6, causal=True, cross=3), named(input_ids=ids(), encoder_hidden_states=normal(BATCH, LATER, DIM)), name="BertDecoder", note="with cross attention")
+put(
+    "Bert",
+    {**TEXT, "is_decoder": True, "add_cross_attention": True},
+    Truth(3, 6, causal=True, cross=3),
+    named(input_ids=ids(), encoder_hidden_states=normal(BATCH, LATER, DIM)),
+    name="BertDecoder",
+    note="with cross attention",
+)
 put("RobertaPreLayerNorm", TEXT, ENCODER)
 put("MegatronBert", TEXT, WRITTEN)
 put("Data2VecText", TEXT, ENCODER)
@@ -90,16 +108,43 @@ put("RemBert", {**TEXT, "input_embedding_size": 16, "output_embedding_size": 16}
 put("IBert", TEXT, WRITTEN, note="quantisation-aware")
 put("Albert", {**TEXT, "embedding_size": 16}, ENCODER, note="one layer, three executions")
 put("LayoutLM", TEXT, ENCODER)
-put("Lilt", {**TEXT, "channel_shrink_ratio": 2, "hidden_size": 24, "num_attention_heads": 4}, Truth(3, 3, how=EAGER), named(input_ids=ids(), bbox=constant(torch.zeros(BATCH, TOKENS, 4, dtype=torch.long))), note="text and layout streams add their scores")
+put(
+    "Lilt",
+    {**TEXT, "channel_shrink_ratio": 2, "hidden_size": 24, "num_attention_heads": 4},
+    Truth(3, 3, how=EAGER),
+    named(input_ids=ids(), bbox=constant(torch.zeros(BATCH, TOKENS, 4, dtype=torch.long))),
+    note="text and layout streams add their scores",
+)
 put("Splinter", TEXT, WRITTEN)
 put("Luke", {**TEXT, "entity_vocab_size": 10, "entity_emb_size": 16}, WRITTEN)
-put("VisualBert", {**TEXT, "visual_embedding_dim": 16}, Truth(3, 3, queries=TOKENS + 4, keys=TOKENS + 4, how=EAGER), named(input_ids=ids(), visual_embeds=normal(BATCH, 4, 16)), note="words and regions in one sequence")
+put(
+    "VisualBert",
+    {**TEXT, "visual_embedding_dim": 16},
+    Truth(3, 3, queries=TOKENS + 4, keys=TOKENS + 4, how=EAGER),
+    named(input_ids=ids(), visual_embeds=normal(BATCH, 4, 16)),
+    note="words and regions in one sequence",
+)
 put("NomicBert", TEXT, ENCODER)
 put("EuroBert", GROUPED, ENCODER)
-put("ModernBert", {**TEXT, "cls_token_id": 1, "sep_token_id": 2, "bos_token_id": 1, "eos_token_id": 2, "local_attention": 6}, ENCODER, note="local and global layers in turn")
-put("DebertaV2", {**TEXT, "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "max_relative_positions": 16}, WRITTEN, note="disentangled positions")
+put(
+    "ModernBert",
+    {**TEXT, "cls_token_id": 1, "sep_token_id": 2, "bos_token_id": 1, "eos_token_id": 2, "local_attention": 6},
+    ENCODER,
+    note="local and global layers in turn",
+)
+put(
+    "DebertaV2",
+    {**TEXT, "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "max_relative_positions": 16},
+    WRITTEN,
+    note="disentangled positions",
+)
 put("Longformer", {**TEXT, "attention_window": [4] * 3}, Truth(3, 3, keys=5, how=EAGER), note="sliding chunks: a window of five keys")
-put("XLNet", {"vocab_size": 99, "d_model": DIM, "n_layer": 3, "n_head": HEADS, "d_inner": 64}, WRITTEN, note="relative positions, (token, batch, dim)")
+put(
+    "XLNet",
+    {"vocab_size": 99, "d_model": DIM, "n_layer": 3, "n_head": HEADS, "d_inner": 64},
+    WRITTEN,
+    note="relative positions, (token, batch, dim)",
+)
 put("XLM", {"vocab_size": 99, "emb_dim": DIM, "n_layers": 3, "n_heads": HEADS}, WRITTEN, note="lists side by side")
 put("BigBird", {**TEXT, "attention_type": "original_full"}, WRITTEN)
 put("SqueezeBert", {**TEXT, "embedding_size": DIM}, WRITTEN, note="(batch, dim, token)")
@@ -108,19 +153,43 @@ put("FNet", {k: v for k, v in TEXT.items() if k != "num_attention_heads"}, Truth
 
 # -- decoders of text
 put("GPT2", GPT, CAUSAL, padded, kernels=KERNELS, note="padded")
-put("GPTNeo", {"vocab_size": 99, "hidden_size": DIM, "num_layers": 4, "num_heads": HEADS, "attention_types": [[["global", "local"], 2]], "window_size": 4, "max_position_embeddings": 64}, Truth(4, 4, causal=True, how=EAGER), note="global and local in turn")
+put(
+    "GPTNeo",
+    {
+        "vocab_size": 99,
+        "hidden_size": DIM,
+        "num_layers": 4,
+        "num_heads": HEADS,
+        "attention_types": [[["global", "local"], 2]],
+        "window_size": 4,
+        "max_position_embeddings": 64,
+    },
+    Truth(4, 4, causal=True, how=EAGER),
+    note="global and local in turn",
+)
 put("GPTNeoXJapanese", TEXT, CAUSAL_WRITTEN)
 put("GPTBigCode", GPT, CAUSAL, note="multi-query")
 put("ImageGPT", {**GPT, "vocab_size": 99}, CAUSAL_WRITTEN)
 put("Bloom", {"vocab_size": 99, "hidden_size": DIM, "n_layer": 3, "n_head": HEADS}, CAUSAL_WRITTEN, note="ALiBi")
 put("Mpt", {"vocab_size": 99, "d_model": DIM, "n_layers": 3, "n_heads": HEADS, "max_seq_len": 64}, CAUSAL_WRITTEN, note="ALiBi")
-put("XGLM", {"vocab_size": 99, "d_model": DIM, "num_layers": 3, "attention_heads": HEADS, "ffn_dim": 64, "max_position_embeddings": 64}, CAUSAL_WRITTEN, note="masks by a maximum")
+put(
+    "XGLM",
+    {"vocab_size": 99, "d_model": DIM, "num_layers": 3, "attention_heads": HEADS, "ffn_dim": 64, "max_position_embeddings": 64},
+    CAUSAL_WRITTEN,
+    note="masks by a maximum",
+)
 put("BioGpt", TEXT, CAUSAL)
 put("OPT", {**TEXT, "ffn_dim": 64, "word_embed_proj_dim": DIM}, CAUSAL, padded, kernels=KERNELS)
 put("Llama", GROUPED, CAUSAL, padded, kernels=KERNELS, note="grouped queries, rotary positions")
 put("Mistral", {**GROUPED, "sliding_window": 4}, CAUSAL, kernels=KERNELS, note="sliding window")
 put("Qwen3", GROUPED, CAUSAL, kernels=KERNELS, note="QK norm")
-put("Gemma2", {**GROUPED, "sliding_window": 4, "attn_logit_softcapping": 20.0}, CAUSAL_WRITTEN, kernels=("eager",), note="soft cap, local and global")
+put(
+    "Gemma2",
+    {**GROUPED, "sliding_window": 4, "attn_logit_softcapping": 20.0},
+    CAUSAL_WRITTEN,
+    kernels=("eager",),
+    note="soft cap, local and global",
+)
 put("Gemma3Text", {**GROUPED, "sliding_window": 4, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"]}, CAUSAL)
 put("GptOss", {**GROUPED, **EXPERTS, "sliding_window": 4}, CAUSAL_WRITTEN, kernels=("eager",), note="sinks, mixture of experts")
 put("Cohere2", {**GROUPED, "sliding_window": 4}, CAUSAL)
@@ -140,13 +209,75 @@ put("Qwen3Moe", {**GROUPED, **EXPERTS}, CAUSAL, note="mixture of experts")
 put("Olmoe", {**GROUPED, **EXPERTS}, CAUSAL, note="mixture of experts")
 put("GraniteMoe", {**GROUPED, **EXPERTS}, CAUSAL, note="mixture of experts")
 put("Phimoe", {**GROUPED, **EXPERTS}, CAUSAL, note="mixture of experts")
-put("DeepseekV3", {**TEXT, "num_key_value_heads": HEADS, "kv_lora_rank": 8, "q_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 8, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "moe_intermediate_size": 16, "first_k_dense_replace": 1}, CAUSAL, kernels=KERNELS, note="latent attention: keys wider than values")
+put(
+    "DeepseekV3",
+    {
+        **TEXT,
+        "num_key_value_heads": HEADS,
+        "kv_lora_rank": 8,
+        "q_lora_rank": 16,
+        "qk_rope_head_dim": 4,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 8,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_group": 2,
+        "topk_group": 1,
+        "moe_intermediate_size": 16,
+        "first_k_dense_replace": 1,
+    },
+    CAUSAL,
+    kernels=KERNELS,
+    note="latent attention: keys wider than values",
+)
 put("DiffLlama", {k: v for k, v in GROUPED.items() if k != "head_dim"}, CAUSAL_WRITTEN, kernels=("eager",), note="differential attention")
-put("Qwen3Next", {**GROUPED, **EXPERTS, "num_hidden_layers": 4, "shared_expert_intermediate_size": 32, "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8}, Truth(4, 1, causal=True), note="three layers of four are linear")
-put("Jamba", {**GROUPED, "num_hidden_layers": 4, "attn_layer_offset": 1, "attn_layer_period": 4, "num_experts": 2, "expert_layer_period": 2, "use_mamba_kernels": False, "mamba_d_state": 4, "mamba_d_conv": 2, "mamba_dt_rank": 4}, Truth(4, 1, causal=True), note="state-space layers and one attention")
+put(
+    "Qwen3Next",
+    {
+        **GROUPED,
+        **EXPERTS,
+        "num_hidden_layers": 4,
+        "shared_expert_intermediate_size": 32,
+        "linear_num_value_heads": 4,
+        "linear_num_key_heads": 2,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+    },
+    Truth(4, 1, causal=True),
+    note="three layers of four are linear",
+)
+put(
+    "Jamba",
+    {
+        **GROUPED,
+        "num_hidden_layers": 4,
+        "attn_layer_offset": 1,
+        "attn_layer_period": 4,
+        "num_experts": 2,
+        "expert_layer_period": 2,
+        "use_mamba_kernels": False,
+        "mamba_d_state": 4,
+        "mamba_d_conv": 2,
+        "mamba_dt_rank": 4,
+    },
+    Truth(4, 1, causal=True),
+    note="state-space layers and one attention",
+)
 put("Lfm2", {**GROUPED, "layer_types": ["conv", "full_attention", "conv"]}, Truth(3, 1, causal=True), note="convolutions and one attention")
 put("Mamba", {"vocab_size": 99, "hidden_size": DIM, "num_hidden_layers": 3, "state_size": 4}, Truth(3, 0), note="state space, no attention")
-put("Rwkv", {"vocab_size": 99, "hidden_size": DIM, "num_hidden_layers": 3, "attention_hidden_size": DIM, "intermediate_size": 64, "context_length": 64}, Truth(3, 0), note="a recurrence that is called attention")
+put(
+    "Rwkv",
+    {
+        "vocab_size": 99,
+        "hidden_size": DIM,
+        "num_hidden_layers": 3,
+        "attention_hidden_size": DIM,
+        "intermediate_size": 64,
+        "context_length": 64,
+    },
+    Truth(3, 0),
+    note="a recurrence that is called attention",
+)
 put("Llama", GROUPED, CAUSAL, name="Llama-checkpointed", model="LlamaForCausalLM", change=lambda made: made.gradient_checkpointing_enable())
 put("GPT2", GPT, CAUSAL, named(input_ids=ids(), labels=ids()), name="GPT2-loss", model="GPT2LMHeadModel", note="returns the loss")
 
@@ -154,14 +285,72 @@ put("GPT2", GPT, CAUSAL, named(input_ids=ids(), labels=ids()), name="GPT2-loss",
 put("Bart", PAIR, CROSSING, both, kernels=KERNELS)
 put("PLBart", PAIR, CROSSING, both)
 put("Mvp", PAIR, Truth(5, 8, cross=3, how=EAGER), both)
-put("FSMT", {**PAIR, "src_vocab_size": 99, "tgt_vocab_size": 99, "langs": ["a", "b"]}, Truth(5, 8, cross=3, how=EAGER), both, note="(token, batch, dim)")
-put("NllbMoe", {**PAIR, "num_experts": 4, "encoder_sparse_step": 2, "decoder_sparse_step": 2, "encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}, Truth(5, 8, cross=3, how=EAGER), both, note="mixture of experts")
-put("PegasusX", {**PAIR, "block_size": 4, "num_global_tokens": 2}, Truth(5, 8, queries=2, keys=2 + TOKENS, cross=3, how=EAGER), both, note="global tokens and blocks; the global map is read")
+put(
+    "FSMT",
+    {**PAIR, "src_vocab_size": 99, "tgt_vocab_size": 99, "langs": ["a", "b"]},
+    Truth(5, 8, cross=3, how=EAGER),
+    both,
+    note="(token, batch, dim)",
+)
+put(
+    "NllbMoe",
+    {**PAIR, "num_experts": 4, "encoder_sparse_step": 2, "decoder_sparse_step": 2, "encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0},
+    Truth(5, 8, cross=3, how=EAGER),
+    both,
+    note="mixture of experts",
+)
+put(
+    "PegasusX",
+    {**PAIR, "block_size": 4, "num_global_tokens": 2},
+    Truth(5, 8, queries=2, keys=2 + TOKENS, cross=3, how=EAGER),
+    both,
+    note="global tokens and blocks; the global map is read",
+)
 put("T5", T5, Truth(5, 8, cross=3), both, kernels=KERNELS, note="relative bias, no scale")
-put("SwitchTransformers", {**T5, "num_decoder_layers": 2, "num_experts": 4, "num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1}, Truth(4, 6, cross=2, how=EAGER), both, note="mixture of experts")
-put("Whisper", {**PAIR, "num_mel_bins": 8, "max_source_positions": 20, "max_target_positions": 32}, Truth(5, 8, queries=20, keys=20, cross=3), named(input_features=normal(BATCH, 8, 40), decoder_input_ids=ids(LATER)), kernels=KERNELS)
-put("Speech2Text", {**PAIR, "input_feat_per_channel": 8, "input_channels": 1, "conv_channels": 16, "max_source_positions": 40, "max_target_positions": 40, "encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}, Truth(5, 8, queries=10, keys=10, cross=3, how=EAGER), named(input_features=normal(BATCH, 40, 8), decoder_input_ids=ids(LATER)))
-put("Moonshine", {"vocab_size": 99, "hidden_size": DIM, "intermediate_size": 64, "encoder_num_hidden_layers": 2, "decoder_num_hidden_layers": 3, "encoder_num_attention_heads": HEADS, "decoder_num_attention_heads": HEADS, "max_position_embeddings": 64}, Truth(5, 8, queries=7, keys=7, cross=3), named(input_values=normal(BATCH, 3200), decoder_input_ids=ids(LATER)))
+put(
+    "SwitchTransformers",
+    {**T5, "num_decoder_layers": 2, "num_experts": 4, "num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1},
+    Truth(4, 6, cross=2, how=EAGER),
+    both,
+    note="mixture of experts",
+)
+put(
+    "Whisper",
+    {**PAIR, "num_mel_bins": 8, "max_source_positions": 20, "max_target_positions": 32},
+    Truth(5, 8, queries=20, keys=20, cross=3),
+    named(input_features=normal(BATCH, 8, 40), decoder_input_ids=ids(LATER)),
+    kernels=KERNELS,
+)
+put(
+    "Speech2Text",
+    {
+        **PAIR,
+        "input_feat_per_channel": 8,
+        "input_channels": 1,
+        "conv_channels": 16,
+        "max_source_positions": 40,
+        "max_target_positions": 40,
+        "encoder_layerdrop": 0.0,
+        "decoder_layerdrop": 0.0,
+    },
+    Truth(5, 8, queries=10, keys=10, cross=3, how=EAGER),
+    named(input_features=normal(BATCH, 40, 8), decoder_input_ids=ids(LATER)),
+)
+put(
+    "Moonshine",
+    {
+        "vocab_size": 99,
+        "hidden_size": DIM,
+        "intermediate_size": 64,
+        "encoder_num_hidden_layers": 2,
+        "decoder_num_hidden_layers": 3,
+        "encoder_num_attention_heads": HEADS,
+        "decoder_num_attention_heads": HEADS,
+        "max_position_embeddings": 64,
+    },
+    Truth(5, 8, queries=7, keys=7, cross=3),
+    named(input_values=normal(BATCH, 3200), decoder_input_ids=ids(LATER)),
+)
 
 # -- images
 put("ViT", VISION, Truth(3, 3, queries=17, keys=17), picture, kernels=KERNELS)
@@ -171,31 +360,138 @@ put("Dinov2WithRegisters", VISION, Truth(3, 3, queries=21, keys=21), picture)
 put("DINOv3ViT", {**VISION, "num_register_tokens": 4}, Truth(3, 3, queries=21, keys=21), picture)
 put("ViTMAE", {**VISION, "mask_ratio": 0.5}, Truth(3, 3, queries=9, keys=9), picture, note="half of the patches")
 put("ViTMSN", VISION, Truth(3, 3, queries=17, keys=17), picture)
-put("VitDet", {**VISION, "window_size": 2, "window_block_indices": [0, 1]}, Truth(3, 3, queries=4, keys=4, how=EAGER), picture, note="windows, then all; (B, C, H, W)")
-put("Swin", {"image_size": 32, "patch_size": 2, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4}, Truth(4, 4, 2, 16, 16), picture, kernels=("sdpa",))
-put("Swin2SR", {"image_size": 32, "patch_size": 1, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 2], "window_size": 8}, Truth(4, 4, 2, 64, 64, how=EAGER), picture, note="cosine scores")
-put("PvtV2", {"depths": [1, 1, 1, 1], "hidden_sizes": [8, 16, 16, 32], "num_attention_heads": [1, 2, 2, 4], "sr_ratios": [4, 2, 1, 1], "mlp_ratios": [2, 2, 2, 2], "image_size": 64}, Truth(4, 4, 1, 256, 16, how=EAGER), large_picture, note="keys reduced in space")
-put("Segformer", {"depths": [1, 1, 1, 1], "hidden_sizes": [8, 16, 16, 32], "num_attention_heads": [1, 2, 2, 4], "sr_ratios": [4, 2, 1, 1]}, Truth(4, 4, 1, 256, 16), large_picture, note="keys reduced in space")
+put(
+    "VitDet",
+    {**VISION, "window_size": 2, "window_block_indices": [0, 1]},
+    Truth(3, 3, queries=4, keys=4, how=EAGER),
+    picture,
+    note="windows, then all; (B, C, H, W)",
+)
+put(
+    "Swin",
+    {"image_size": 32, "patch_size": 2, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4], "window_size": 4},
+    Truth(4, 4, 2, 16, 16),
+    picture,
+    kernels=("sdpa",),
+)
+put(
+    "Swin2SR",
+    {"image_size": 32, "patch_size": 1, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 2], "window_size": 8},
+    Truth(4, 4, 2, 64, 64, how=EAGER),
+    picture,
+    note="cosine scores",
+)
+put(
+    "PvtV2",
+    {
+        "depths": [1, 1, 1, 1],
+        "hidden_sizes": [8, 16, 16, 32],
+        "num_attention_heads": [1, 2, 2, 4],
+        "sr_ratios": [4, 2, 1, 1],
+        "mlp_ratios": [2, 2, 2, 2],
+        "image_size": 64,
+    },
+    Truth(4, 4, 1, 256, 16, how=EAGER),
+    large_picture,
+    note="keys reduced in space",
+)
+put(
+    "Segformer",
+    {"depths": [1, 1, 1, 1], "hidden_sizes": [8, 16, 16, 32], "num_attention_heads": [1, 2, 2, 4], "sr_ratios": [4, 2, 1, 1]},
+    Truth(4, 4, 1, 256, 16),
+    large_picture,
+    note="keys reduced in space",
+)
 put("Aimv2Vision", VISION, Truth(3, 4, queries=16, keys=16, cross=1), picture, model="Aimv2VisionModel", note="attention pool")
-put("SiglipVision", VISION, Truth(3, 4, queries=16, keys=16, cross=1, how=("sdpa", "softmax")), picture, model="SiglipVisionModel", note="attention pool")
-put("VideoMAE", {**VISION, "num_frames": 4, "tubelet_size": 2}, Truth(3, 3, queries=32, keys=32), named(pixel_values=normal(BATCH, 4, 3, 32, 32)), note="video")
-put("Vivit", {**VISION, "num_frames": 4, "tubelet_size": [2, 8, 8]}, Truth(3, 3, queries=33, keys=33), named(pixel_values=normal(BATCH, 4, 3, 32, 32)), note="video")
-put("Timesformer", {**VISION, "num_frames": 3}, Truth(3, 6, queries=3, keys=3, how=EAGER), named(pixel_values=normal(BATCH, 3, 3, 32, 32)), note="time, then space in each block")
+put(
+    "SiglipVision",
+    VISION,
+    Truth(3, 4, queries=16, keys=16, cross=1, how=("sdpa", "softmax")),
+    picture,
+    model="SiglipVisionModel",
+    note="attention pool",
+)
+put(
+    "VideoMAE",
+    {**VISION, "num_frames": 4, "tubelet_size": 2},
+    Truth(3, 3, queries=32, keys=32),
+    named(pixel_values=normal(BATCH, 4, 3, 32, 32)),
+    note="video",
+)
+put(
+    "Vivit",
+    {**VISION, "num_frames": 4, "tubelet_size": [2, 8, 8]},
+    Truth(3, 3, queries=33, keys=33),
+    named(pixel_values=normal(BATCH, 4, 3, 32, 32)),
+    note="video",
+)
+put(
+    "Timesformer",
+    {**VISION, "num_frames": 3},
+    Truth(3, 6, queries=3, keys=3, how=EAGER),
+    named(pixel_values=normal(BATCH, 3, 3, 32, 32)),
+    note="time, then space in each block",
+)
 put("PoolFormer", {"depths": [1, 1, 2, 1], "hidden_sizes": [8, 16, 16, 32]}, Truth(5, 0), large_picture, note="pooling, no attention")
 
 # -- sound, time series
 put("Wav2Vec2", SPEECH, Truth(3, 3, queries=19, keys=19), sound, kernels=KERNELS)
 put("UniSpeech", SPEECH, Truth(3, 3, queries=19, keys=19), sound)
 put("Data2VecAudio", SPEECH, Truth(3, 3, queries=19, keys=19), sound)
-put("WavLM", {**SPEECH, "num_buckets": 16, "max_bucket_distance": 16}, Truth(3, 3, queries=19, keys=19, how=EAGER), sound, note="gated relative bias")
-put("Wav2Vec2Conformer", {**SPEECH, "position_embeddings_type": "relative"}, Truth(3, 3, queries=19, keys=19), sound, note="attention between convolutions")
-put("AST", {"hidden_size": DIM, "num_hidden_layers": 3, "num_attention_heads": HEADS, "intermediate_size": 64, "patch_size": 8, "frequency_stride": 8, "time_stride": 8, "max_length": 32, "num_mel_bins": 16}, Truth(3, 3, queries=10, keys=10), named(input_values=normal(BATCH, 32, 16)))
-put("PatchTST", {"num_input_channels": 2, "context_length": 32, "patch_length": 8, "patch_stride": 4, "d_model": DIM, "num_hidden_layers": 3, "num_attention_heads": HEADS, "ffn_dim": 64}, Truth(3, 3, queries=7, keys=7), named(past_values=normal(BATCH, 32, 2)), note="channels folded into the batch")
+put(
+    "WavLM",
+    {**SPEECH, "num_buckets": 16, "max_bucket_distance": 16},
+    Truth(3, 3, queries=19, keys=19, how=EAGER),
+    sound,
+    note="gated relative bias",
+)
+put(
+    "Wav2Vec2Conformer",
+    {**SPEECH, "position_embeddings_type": "relative"},
+    Truth(3, 3, queries=19, keys=19),
+    sound,
+    note="attention between convolutions",
+)
+put(
+    "AST",
+    {
+        "hidden_size": DIM,
+        "num_hidden_layers": 3,
+        "num_attention_heads": HEADS,
+        "intermediate_size": 64,
+        "patch_size": 8,
+        "frequency_stride": 8,
+        "time_stride": 8,
+        "max_length": 32,
+        "num_mel_bins": 16,
+    },
+    Truth(3, 3, queries=10, keys=10),
+    named(input_values=normal(BATCH, 32, 16)),
+)
+put(
+    "PatchTST",
+    {
+        "num_input_channels": 2,
+        "context_length": 32,
+        "patch_length": 8,
+        "patch_stride": 4,
+        "d_model": DIM,
+        "num_hidden_layers": 3,
+        "num_attention_heads": HEADS,
+        "ffn_dim": 64,
+    },
+    Truth(3, 3, queries=7, keys=7),
+    named(past_values=normal(BATCH, 32, 2)),
+    note="channels folded into the batch",
+)
 
 
 def series(generator: torch.Generator) -> Call:
     past, future = torch.randn(BATCH, 10, generator=generator), torch.randn(BATCH, 4, generator=generator)
-    times = {"past_time_features": torch.randn(BATCH, 10, 1, generator=generator), "future_time_features": torch.randn(BATCH, 4, 1, generator=generator)}
+    times = {
+        "past_time_features": torch.randn(BATCH, 10, 1, generator=generator),
+        "future_time_features": torch.randn(BATCH, 4, 1, generator=generator),
+    }
     return (), {"past_values": past, "past_observed_mask": torch.ones(BATCH, 10), "future_values": future, **times}
 
 
@@ -211,13 +507,63 @@ def text_and_vision(text: str, vision: str, **more: Any) -> Callable[[], dict[st
 
 
 image_and_text = named(input_ids=ids(), pixel_values=normal(BATCH, 3, 32, 32))
-put("CLIP", text_and_vision("text_config", "vision_config"), Truth(5, 5, queries=17, keys=17), image_and_text, kernels=KERNELS, note="vision, then causal text")
-put("Siglip", text_and_vision("text_config", "vision_config"), Truth(5, 6, queries=16, keys=16, cross=1, how=("sdpa", "softmax")), image_and_text)
+put(
+    "CLIP",
+    text_and_vision("text_config", "vision_config"),
+    Truth(5, 5, queries=17, keys=17),
+    image_and_text,
+    kernels=KERNELS,
+    note="vision, then causal text",
+)
+put(
+    "Siglip",
+    text_and_vision("text_config", "vision_config"),
+    Truth(5, 6, queries=16, keys=16, cross=1, how=("sdpa", "softmax")),
+    image_and_text,
+)
 put("AltCLIP", text_and_vision("text_config", "vision_config"), Truth(5, 5, queries=17, keys=17), image_and_text)
-put("Git", lambda: {**TEXT, "vision_config": {**VISION}}, Truth(6, 6, queries=17, keys=17, how=EAGER), image_and_text, note="vision, then causal text over both")
-put("Vilt", {**VISION, "vocab_size": 99, "max_position_embeddings": 16}, Truth(3, 3, queries=TOKENS + 17, keys=TOKENS + 17, how=EAGER), named(input_ids=ids(), pixel_values=normal(BATCH, 3, 32, 32), token_type_ids=constant(torch.zeros(BATCH, TOKENS, dtype=torch.long)), pixel_mask=constant(torch.ones(BATCH, 32, 32))), note="words and patches in one sequence")
-put("Blip2QFormer", {**TEXT, "encoder_hidden_size": DIM, "cross_attention_frequency": 2}, Truth(3, 5, queries=6, keys=6, cross=2), named(query_embeds=normal(BATCH, 6, DIM), encoder_hidden_states=normal(BATCH, LATER, DIM)), model="Blip2QFormerModel", note="cross attention in every second layer")
-put("Perceiver", {"num_latents": 6, "d_latents": DIM, "d_model": 24, "num_blocks": 1, "num_self_attends_per_block": 3, "num_self_attention_heads": HEADS, "num_cross_attention_heads": 1}, Truth(4, 4, 1, 6, 20, cross=1, how=EAGER), named(inputs=normal(BATCH, 20, 24)), note="the layer in which latents read the input is a block too")
+put(
+    "Git",
+    lambda: {**TEXT, "vision_config": {**VISION}},
+    Truth(6, 6, queries=17, keys=17, how=EAGER),
+    image_and_text,
+    note="vision, then causal text over both",
+)
+put(
+    "Vilt",
+    {**VISION, "vocab_size": 99, "max_position_embeddings": 16},
+    Truth(3, 3, queries=TOKENS + 17, keys=TOKENS + 17, how=EAGER),
+    named(
+        input_ids=ids(),
+        pixel_values=normal(BATCH, 3, 32, 32),
+        token_type_ids=constant(torch.zeros(BATCH, TOKENS, dtype=torch.long)),
+        pixel_mask=constant(torch.ones(BATCH, 32, 32)),
+    ),
+    note="words and patches in one sequence",
+)
+put(
+    "Blip2QFormer",
+    {**TEXT, "encoder_hidden_size": DIM, "cross_attention_frequency": 2},
+    Truth(3, 5, queries=6, keys=6, cross=2),
+    named(query_embeds=normal(BATCH, 6, DIM), encoder_hidden_states=normal(BATCH, LATER, DIM)),
+    model="Blip2QFormerModel",
+    note="cross attention in every second layer",
+)
+put(
+    "Perceiver",
+    {
+        "num_latents": 6,
+        "d_latents": DIM,
+        "d_model": 24,
+        "num_blocks": 1,
+        "num_self_attends_per_block": 3,
+        "num_self_attention_heads": HEADS,
+        "num_cross_attention_heads": 1,
+    },
+    Truth(4, 4, 1, 6, 20, cross=1, how=EAGER),
+    named(inputs=normal(BATCH, 20, 24)),
+    note="the layer in which latents read the input is a block too",
+)
 
 
 def detector() -> dict[str, Any]:
@@ -225,9 +571,31 @@ def detector() -> dict[str, Any]:
 
     backbone = transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 8, 16, 16], depths=[1, 1, 1, 1], out_features=["stage4"])
     sides = {f"{side}_{what}": size for side in ("encoder", "decoder") for what, size in (("attention_heads", HEADS), ("ffn_dim", 64))}
-    return {"use_timm_backbone": False, "backbone_config": backbone, "d_model": DIM, "encoder_layers": 2, "decoder_layers": 3, "num_queries": 6, **sides}
+    return {
+        "use_timm_backbone": False,
+        "backbone_config": backbone,
+        "d_model": DIM,
+        "encoder_layers": 2,
+        "decoder_layers": 3,
+        "num_queries": 6,
+        **sides,
+    }
 
 
-put("Detr", detector, Truth(5, 8, queries=4, keys=4, cross=3, how=EAGER), large_picture, kernels=("eager",), note="object queries are weights")
+put(
+    "Detr",
+    detector,
+    Truth(5, 8, queries=4, keys=4, cross=3, how=EAGER),
+    large_picture,
+    kernels=("eager",),
+    note="object queries are weights",
+)
 put("TableTransformer", detector, Truth(5, 8, queries=4, keys=4, cross=3, how=EAGER), large_picture, note="object queries are weights")
-put("DeformableDetr", lambda: {**detector(), "num_feature_levels": 1, "encoder_n_points": 2, "decoder_n_points": 2}, Truth(3, 3, queries=6, keys=6, how=EAGER), large_picture, kernels=("eager",), note="deformable attention has no keys and is not read")
+put(
+    "DeformableDetr",
+    lambda: {**detector(), "num_feature_levels": 1, "encoder_n_points": 2, "decoder_n_points": 2},
+    Truth(3, 3, queries=6, keys=6, how=EAGER),
+    large_picture,
+    kernels=("eager",),
+    note="deformable attention has no keys and is not read",
+)

@@ -271,4 +271,6 @@ def pointer() -> nn.Module:
 
 @model(Truth(0, 0), tensors((BATCH, 3, 32, 32)), note="no Transformer at all")
 def plain_convolutions() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 16, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 5))
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 16, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 5)
+    )

@@ -37,10 +37,26 @@ put("SimpleViT-flash", "simple_flash_attn_vit", "SimpleViT", patches(16, how=("s
 put("SimpleViT-registers", "simple_vit_with_register_tokens", "SimpleViT", patches(20), **IMAGE)
 put("SimpleViT-patch-dropout", "simple_vit_with_patch_dropout", "SimpleViT", patches(8), note="half of the patches are dropped", **IMAGE)
 put("SimpleViT-qk-norm", "simple_vit_with_qk_norm", "SimpleViT", patches(16), **IMAGE)
-put("SimpleViT-hyper-connections", "simple_vit_with_hyper_connections", "SimpleViT", patches(20), note="four residual streams", num_residual_streams=4, **IMAGE)
+put(
+    "SimpleViT-hyper-connections",
+    "simple_vit_with_hyper_connections",
+    "SimpleViT",
+    patches(20),
+    note="four residual streams",
+    num_residual_streams=4,
+    **IMAGE,
+)
 put("SimpleViT-value-residual", "simple_vit_with_value_residual", "SimpleViT", patches(16), **IMAGE)
 put("SimpleViT-relative", "simple_vit_with_relative_proj_pos_bias", "SimpleViT", patches(16), **IMAGE)
-put("SimpleViT-fft", "simple_vit_with_fft", "SimpleViT", patches(32), note="patches of the image and of its spectrum", freq_patch_size=8, **IMAGE)
+put(
+    "SimpleViT-fft",
+    "simple_vit_with_fft",
+    "SimpleViT",
+    patches(32),
+    note="patches of the image and of its spectrum",
+    freq_patch_size=8,
+    **IMAGE,
+)
 put("SimpleViT-orthogonal-residual", "simple_vit_orthog_residual_update", "SimpleViT", patches(16), **IMAGE)
 put("SimpleUViT", "simple_uvit", "SimpleUViT", Truth(4, 4, queries=20, keys=20, how=SOFTMAX), note="U-shaped", **{**IMAGE, "depth": 4})
 put("ViT-1d", "vit_1d", "ViT", patches(9), tensors((BATCH, 3, 64)), seq_len=64, **{k: v for k, v in IMAGE.items() if k != "image_size"})
@@ -50,21 +66,151 @@ put("ViT-small-data", "vit_for_small_dataset", "ViT", patches(17), note="tokens 
 put("ViT-keel", "vit_with_keel_post_ln", "ViT", patches(17), **IMAGE)
 put("nViT", "normalized_vit", "nViT", patches(16, how=("sdpa",)), note="everything on the sphere", **IMAGE)
 put("DeepViT", "deepvit", "DeepViT", patches(17), note="re-attention: heads mixed after the softmax", **IMAGE)
-put("CaiT", "cait", "CaiT", Truth(5, 5, queries=16, keys=16, cross=None, how=SOFTMAX), note="talking heads, then class attention", cls_depth=2, **IMAGE)
-put("CCT", "cct", "CCT", Truth(2, 2, queries=64, keys=64, how=SOFTMAX), note="sequence pooling is not read", img_size=32, embedding_dim=DIM, n_conv_layers=1, kernel_size=3, stride=2, padding=1, num_layers=2, num_heads=HEADS, mlp_ratio=2.0, num_classes=5)
-put("PiT", "pit", "PiT", Truth(3, 3, 2, 226, 226, how=SOFTMAX), images(64), image_size=64, patch_size=8, num_classes=5, dim=16, depth=(2, 1), heads=(2, 4), mlp_dim=32, dim_head=8)
-put("CvT", "cvt", "CvT", Truth(4, 4, 1, 64, 16, how=SOFTMAX), note="projections are strided convolutions", num_classes=5, s1_emb_dim=16, s2_emb_dim=16, s3_emb_dim=16, s1_heads=1, s2_heads=2, s3_heads=2, s1_depth=1, s2_depth=1, s3_depth=2)
-put("MaxViT", "max_vit_with_registers", "MaxViT", Truth(2, 4, 1, 53, 53, how=SOFTMAX), images(112), note="windows and grids with registers", num_classes=5, dim=16, dim_conv_stem=8, dim_head=16, depth=(1, 1), window_size=7, dropout=0.0)
-put("ScalableViT", "scalable_vit", "ScalableViT", Truth(4, 8, 1, 1024, 16, how=SOFTMAX), images(128), note="reduced keys, then windows", num_classes=5, dim=16, heads=(1, 2, 2, 2), depth=(1, 1, 1, 1), ssa_dim_key=(8, 8, 8, 8), reduction_factor=(8, 4, 2, 1), window_size=(16, 8, 4, None))
+put(
+    "CaiT",
+    "cait",
+    "CaiT",
+    Truth(5, 5, queries=16, keys=16, cross=None, how=SOFTMAX),
+    note="talking heads, then class attention",
+    cls_depth=2,
+    **IMAGE,
+)
+put(
+    "CCT",
+    "cct",
+    "CCT",
+    Truth(2, 2, queries=64, keys=64, how=SOFTMAX),
+    note="sequence pooling is not read",
+    img_size=32,
+    embedding_dim=DIM,
+    n_conv_layers=1,
+    kernel_size=3,
+    stride=2,
+    padding=1,
+    num_layers=2,
+    num_heads=HEADS,
+    mlp_ratio=2.0,
+    num_classes=5,
+)
+put(
+    "PiT",
+    "pit",
+    "PiT",
+    Truth(3, 3, 2, 226, 226, how=SOFTMAX),
+    images(64),
+    image_size=64,
+    patch_size=8,
+    num_classes=5,
+    dim=16,
+    depth=(2, 1),
+    heads=(2, 4),
+    mlp_dim=32,
+    dim_head=8,
+)
+put(
+    "CvT",
+    "cvt",
+    "CvT",
+    Truth(4, 4, 1, 64, 16, how=SOFTMAX),
+    note="projections are strided convolutions",
+    num_classes=5,
+    s1_emb_dim=16,
+    s2_emb_dim=16,
+    s3_emb_dim=16,
+    s1_heads=1,
+    s2_heads=2,
+    s3_heads=2,
+    s1_depth=1,
+    s2_depth=1,
+    s3_depth=2,
+)
+put(
+    "MaxViT",
+    "max_vit_with_registers",
+    "MaxViT",
+    Truth(2, 4, 1, 53, 53, how=SOFTMAX),
+    images(112),
+    note="windows and grids with registers",
+    num_classes=5,
+    dim=16,
+    dim_conv_stem=8,
+    dim_head=16,
+    depth=(1, 1),
+    window_size=7,
+    dropout=0.0,
+)
+put(
+    "ScalableViT",
+    "scalable_vit",
+    "ScalableViT",
+    Truth(4, 8, 1, 1024, 16, how=SOFTMAX),
+    images(128),
+    note="reduced keys, then windows",
+    num_classes=5,
+    dim=16,
+    heads=(1, 2, 2, 2),
+    depth=(1, 1, 1, 1),
+    ssa_dim_key=(8, 8, 8, 8),
+    reduction_factor=(8, 4, 2, 1),
+    window_size=(16, 8, 4, None),
+)
 put("RvT", "rvt", "RvT", patches(17), note="rotary positions in two dimensions", **IMAGE)
-put("XCiT", "xcit", "XCiT", Truth(5, 2, 4, 1, 17, cross=None, how=SOFTMAX), note="channel attention, then class attention", cls_depth=2, **IMAGE)
-put("ParallelViT", "parallel_vit", "ViT", Truth(3, 6, queries=17, keys=17, how=SOFTMAX), note="two attentions beside each other", num_parallel_branches=2, **IMAGE)
-put("ViViT", "vivit", "ViViT", Truth(4, 4, queries=17, keys=17), frames, note="space, then time", spatial_depth=2, temporal_depth=2, **{k: v for k, v in VIDEO.items() if k != "depth"})
-put("ViViT-factorised", "vivit", "ViViT", Truth(2, 4, queries=17, keys=17), frames, note="space and time in each block", spatial_depth=2, temporal_depth=2, variant="factorized_self_attention", **{k: v for k, v in VIDEO.items() if k != "depth"})
-put("PatchMerger", "vit_with_patch_merger", "ViT", Truth(4, 5, queries=16, keys=16, cross=1, how=SOFTMAX), note="learned queries merge the patches half-way", patch_merge_layer=2, patch_merge_num_tokens=4, **{**IMAGE, "depth": 4})
+put(
+    "XCiT",
+    "xcit",
+    "XCiT",
+    Truth(5, 2, 4, 1, 17, cross=None, how=SOFTMAX),
+    note="channel attention, then class attention",
+    cls_depth=2,
+    **IMAGE,
+)
+put(
+    "ParallelViT",
+    "parallel_vit",
+    "ViT",
+    Truth(3, 6, queries=17, keys=17, how=SOFTMAX),
+    note="two attentions beside each other",
+    num_parallel_branches=2,
+    **IMAGE,
+)
+put(
+    "ViViT",
+    "vivit",
+    "ViViT",
+    Truth(4, 4, queries=17, keys=17),
+    frames,
+    note="space, then time",
+    spatial_depth=2,
+    temporal_depth=2,
+    **{k: v for k, v in VIDEO.items() if k != "depth"},
+)
+put(
+    "ViViT-factorised",
+    "vivit",
+    "ViViT",
+    Truth(2, 4, queries=17, keys=17),
+    frames,
+    note="space and time in each block",
+    spatial_depth=2,
+    temporal_depth=2,
+    variant="factorized_self_attention",
+    **{k: v for k, v in VIDEO.items() if k != "depth"},
+)
+put(
+    "PatchMerger",
+    "vit_with_patch_merger",
+    "ViT",
+    Truth(4, 5, queries=16, keys=16, cross=1, how=SOFTMAX),
+    note="learned queries merge the patches half-way",
+    patch_merge_layer=2,
+    patch_merge_num_tokens=4,
+    **{**IMAGE, "depth": 4},
+)
 
 
-def wrapped(name: str, truth: Truth, wrap: Callable[[Any], nn.Module], inputs: Inputs | None = None, note: str = "", **options: Any) -> None:
+def wrapped(
+    name: str, truth: Truth, wrap: Callable[[Any], nn.Module], inputs: Inputs | None = None, note: str = "", **options: Any
+) -> None:
     def build() -> nn.Module:
         from vit_pytorch import ViT
 

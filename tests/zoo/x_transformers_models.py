@@ -21,7 +21,15 @@ def language_model(causal: bool, around: dict[str, Any], options: dict[str, Any]
     return TransformerWrapper(num_tokens=99, max_seq_len=64, attn_layers=layers, **around)
 
 
-def put(name: str, *, causal: bool = True, note: str = "", around: dict[str, Any] | None = None, truth: dict[str, Any] | None = None, **options: Any) -> None:
+def put(
+    name: str,
+    *,
+    causal: bool = True,
+    note: str = "",
+    around: dict[str, Any] | None = None,
+    truth: dict[str, Any] | None = None,
+    **options: Any,
+) -> None:
     what = Truth(**{"blocks": 3, "sites": 3, "causal": causal, "how": SOFTMAX, **(truth or {})})
     SHELF.model(what, words(), name=name, note=note)(lambda: language_model(causal, around or {}, options))
 
@@ -64,7 +72,9 @@ def encoder_decoder() -> nn.Module:
     from x_transformers import XTransformer
 
     side = {"num_tokens": 99, "heads": HEADS, "max_seq_len": 64, "attn_dim_head": 8}
-    return XTransformer(dim=DIM, **{f"enc_{k}": v for k, v in {**side, "depth": 2}.items()}, **{f"dec_{k}": v for k, v in {**side, "depth": 3}.items()})
+    return XTransformer(
+        dim=DIM, **{f"enc_{k}": v for k, v in {**side, "depth": 2}.items()}, **{f"dec_{k}": v for k, v in {**side, "depth": 3}.items()}
+    )
 
 
 @SHELF.model(Truth(3, 3, queries=16, keys=16, how=SOFTMAX), images())
