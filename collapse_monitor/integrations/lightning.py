@@ -8,10 +8,11 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor, nn
 
+from collapse_monitor.integrations.guard import harmless, say_once
 from collapse_monitor.integrations.named import resolve_sinks
 from collapse_monitor.integrations.packages import callback_classes
 from collapse_monitor.integrations.rerun import repeatable, uncompiled_step
@@ -37,24 +38,6 @@ if TYPE_CHECKING:
     from pytorch_lightning import Callback as _Callback
 else:
     _Callback = type("_Callback", callback_classes(), {})
-
-Hook = TypeVar("Hook", bound=Callable[..., Any])
-
-
-def _harmless(hook: Hook) -> Hook:
-    """A hook in which a fault of ours is one warning, unless `on_error="raise"`."""
-
-    @functools.wraps(hook)
-    def harmless(self: CollapseCallback, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return hook(self, *args, **kwargs)
-        except Exception as error:
-            if self._options["on_error"] == "raise":
-                raise
-            self._say(f"{hook.__name__}: {type(error).__name__}: {error}")
-            return None
-
-    return harmless  # type: ignore[return-value]
 
 
 class _NotTrained(Exception):
@@ -153,6 +136,11 @@ class CollapseCallback(_Callback):
         return self._monitor
 
     @property
+    def strict(self) -> bool:
+        """Whether faults of the monitor are raised."""
+        return bool(self._options["on_error"] == "raise")
+
+    @property
     def state_key(self) -> str:
         return "collapse_monitor.CollapseCallback"
 
@@ -163,7 +151,7 @@ class CollapseCallback(_Callback):
         sinks = [] if trainer.fast_dev_run else [LoggerSink(trainer.loggers), *self._own_sinks]
         self._monitor = Monitor(pl_module, sinks=[ConsoleSink(), *sinks], **self._options)
 
-    @_harmless
+    @harmless
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Some strategies restore callbacks after `on_fit_start`; here all have."""
         restored, self._restored = self._restored, None
@@ -175,7 +163,7 @@ class CollapseCallback(_Callback):
         finally:
             self._begin(state)
 
-    @_harmless
+    @harmless
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         self._close_window()
         step = logged_step(trainer)
@@ -185,8 +173,9 @@ class CollapseCallback(_Callback):
         self._step = step
         rerun = repeatable(trainer, pl_module, batch, batch_idx)
         if rerun is None and uncompiled_step(pl_module) is not None:
-            self._say(
-                "training_step is compiled and optimises by hand: it cannot be read. Compile the network in place of the LightningModule"
+            say_once(
+                self._said,
+                "training_step is compiled and optimises by hand: it cannot be read. Compile the network in place of the LightningModule",
             )
             return
         scale = functools.partial(loss_scale, trainer, pl_module)
@@ -195,12 +184,12 @@ class CollapseCallback(_Callback):
         if self._monitor.observing:
             self._window, self._sampled = window, True
 
-    @_harmless
+    @harmless
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
         if self._window is not None and self._monitor is not None:
             self._monitor.end_forward()
 
-    @_harmless
+    @harmless
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         if self._window is None or self._monitor is None:
             return
@@ -220,22 +209,22 @@ class CollapseCallback(_Callback):
         self._tell(trainer, pl_module)
         self._fresh = self._sampled = False
 
-    @_harmless
+    @harmless
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         self._close_window(_NotTrained())
 
-    @_harmless
+    @harmless
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         self._close_window()
 
-    @_harmless
+    @harmless
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         if self._monitor is not None and trainer.state.fn == "fit" and not trainer.sanity_checking:
             loss = loss_in(trainer.callback_metrics, VAL_LOSS)  # computed already, and on all processes alike
             if loss is not None:
                 self._monitor.log(self._step or 0, val_loss=loss)
 
-    @_harmless
+    @harmless
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         self._close_window()
         if self._monitor is not None:
@@ -248,13 +237,13 @@ class CollapseCallback(_Callback):
             if self._monitor is not None:
                 self._monitor.close()
         except Exception as error:  # the user's own exception is the one to be seen
-            self._say(f"closing after {type(exception).__name__}: {type(error).__name__}: {error}")
+            say_once(self._said, f"closing after {type(exception).__name__}: {type(error).__name__}: {error}")
 
-    @_harmless
+    @harmless
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         self._finish()
 
-    @_harmless
+    @harmless
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         self._restored = None  # what `validate` or `test` has loaded is no state to train from
         self._finish()
@@ -264,7 +253,7 @@ class CollapseCallback(_Callback):
             return dict(self._restored or {})
         return self._collect_state() or {}
 
-    @_harmless
+    @harmless
     def _collect_state(self) -> dict[str, Any]:
         assert self._monitor is not None
         return {"monitor": self._monitor.state_dict(), "headlines": dict(self._headlines)}
@@ -281,7 +270,7 @@ class CollapseCallback(_Callback):
 
     # -- translation
 
-    @_harmless
+    @harmless
     def _close_window(self, reason: BaseException | None = None) -> None:
         window, self._window = self._window, None
         if window is not None:
@@ -293,7 +282,7 @@ class CollapseCallback(_Callback):
         if self._monitor is not None:
             self._monitor.close()
 
-    @_harmless
+    @harmless
     def _note_loss(self, trainer: Any, pl_module: Any, outputs: Any) -> None:
         """The loss of this micro batch as the user computed it. It stays on its device."""
         assert self._monitor is not None
@@ -306,7 +295,7 @@ class CollapseCallback(_Callback):
         if loss is not None:
             self._monitor.log(self._step or 0, train_loss=loss)
 
-    @_harmless
+    @harmless
     def _tell(self, trainer: Any, pl_module: Any) -> None:
         """One to three numbers for EarlyStopping and ModelCheckpoint, when there are new ones."""
         assert self._monitor is not None
@@ -343,8 +332,3 @@ class CollapseCallback(_Callback):
             if trainer.is_global_zero:
                 reason = f"an alert reached {self._steering.stop_on} (stop_on){postponed(trainer)}"
                 logger.warning("training is stopped at step %d: %s", self._step, reason)
-
-    def _say(self, sentence: str) -> None:
-        if sentence not in self._said:
-            self._said.add(sentence)
-            logger.warning(sentence)

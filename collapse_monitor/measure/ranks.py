@@ -76,6 +76,15 @@ def mean_over_ranks(values: Sequence[float]) -> list[float]:
     return torch.where(number > 0, total / number.clamp(min=1), math.nan).tolist()
 
 
+def any_process(flag: bool) -> bool:
+    """Whether any process of the run says yes; all must ask at the same point."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return flag
+    said = torch.tensor(int(flag), device=exchange_device())
+    dist.all_reduce(said, op=dist.ReduceOp.MAX)
+    return bool(said.item())
+
+
 def exchange_device() -> torch.device:
     """Where the process group takes tensors from."""
     return torch.device("cuda", torch.cuda.current_device()) if "nccl" in dist.get_backend() else torch.device("cpu")
