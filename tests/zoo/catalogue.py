@@ -14,6 +14,7 @@ from tests.zoo import (
     torch_models,
     torchvision_models,
     transformers_models,
+    transformers_other_models,  # noqa: F401 - adds to the shelf of transformers_models
     trap_models,
     vit_pytorch_models,
     x_transformers_models,

@@ -191,7 +191,7 @@ put(
     depths=(1, 1, 1, 1),
     num_heads=(1, 1, 2, 2),
 )
-put("edgenext", "edgenext_xx_small", Truth(10, 0), size=64, note="convolutions and channel attention")
+put("edgenext", "edgenext_xx_small", Truth(12, 0), size=64, note="convolutions and channel attention")
 put(
     "coatnet",
     "coatnet_0_rw_224",
