@@ -20,6 +20,7 @@ from tests.integrations.lit import (
     form,
     hooks_on,
     loader,
+    loss_of,
     modes,
     module,
     network,
@@ -55,6 +56,18 @@ def test_readings_lie_on_the_x_axis_of_the_loss(pl: str, name: str, tmp_path: Pa
     assert expected == list(range({"accumulated": 4}.get(name, 10)))
     assert x_values(Path(logger.log_dir), "collapse_summary/effective_rank_min") == expected
     assert sink.steps == expected
+
+
+def test_a_function_is_asked_once_for_each_optimiser_step() -> None:
+    asked: list[int] = []
+
+    def every(step: int) -> bool:
+        asked.append(step)
+        return True
+
+    callback, sink = watch(every=every)
+    trainer([callback], accumulate_grad_batches=3).fit(module(), loader(6))
+    assert asked == sink.steps == [0, 1]
 
 
 def test_a_csv_file_has_the_readings_in_the_rows_of_their_steps(tmp_path: Path) -> None:
@@ -98,6 +111,18 @@ def test_fast_dev_run_is_silent(tmp_path: Path, caplog: pytest.LogCaptureFixture
     assert callback.monitor is not None
     assert callback.monitor.latest is not None
     assert callback.monitor.latest.step == 2
+
+
+def test_a_bare_trainer_is_watched_too() -> None:
+    import pytorch_lightning
+
+    def training_step(self: Any, batch: Any, batch_idx: int) -> Tensor:
+        return loss_of(self(batch[0][:, :-1]), batch[0])  # a bare Trainer warns of every `self.log`
+
+    callback, sink = watch()
+    run = pytorch_lightning.Trainer(barebones=True, callbacks=[callback], max_epochs=1, accelerator="cpu", devices=1)
+    run.fit(changed("pytorch_lightning", training_step=training_step), loader(2))
+    assert sink.steps == [0, 1]
 
 
 @pytest.mark.parametrize("pl", EITHER)

@@ -112,11 +112,11 @@ def test_a_block_of_two_optimisers_is_unscaled_in_all_its_parts() -> None:
 def test_snapshots_carry_the_losses() -> None:
     callback, sink = watch(every=1, on_error="warn")
     lit = module()
-    run = trainer([callback], accumulate_grad_batches=2, val_check_interval=4)
+    run = trainer([callback], accumulate_grad_batches=2, val_check_interval=4, num_sanity_val_steps=2)
     run.fit(lit, loader(), loader(2))
     assert [snapshot.context["train_loss"] for snapshot in sink.snapshots] == pytest.approx(lit.losses[::2], rel=1e-6)
     with_validation = [snapshot.step for snapshot in sink.snapshots if "val_loss" in snapshot.context]
-    assert with_validation == [1, 3], "the snapshot before each validation is settled after it"
+    assert with_validation == [1, 3], "the snapshot before each validation is settled after it; the sanity check is none"
     assert sink.snapshots[-1].context["val_loss"] == pytest.approx(float(run.callback_metrics["val_loss"]))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import csv
 import pickle
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,25 @@ def test_a_resumed_run_goes_on_where_the_first_stopped(tmp_path: Path) -> None:
     assert whole.monitor is not None
     assert [alert.step for alert in second.monitor.alerts] == [3]
     assert second.monitor.state_dict()["judge"]["history"] == whole.monitor.state_dict()["judge"]["history"]
+
+
+@pytest.mark.filterwarnings(
+    "ignore:Be aware that when using `ckpt_path`, callbacks used to create", "ignore:Using ModelCheckpoint with manual optimization"
+)
+@pytest.mark.parametrize("name", FORMS)
+def test_a_run_resumed_within_an_epoch_counts_on_as_its_loss_does(name: str, tmp_path: Path) -> None:
+    from pytorch_lightning.callbacks import ModelCheckpoint
+    from pytorch_lightning.loggers import CSVLogger
+
+    saved = ModelCheckpoint(tmp_path, every_n_train_steps=2, save_top_k=-1, filename="{step}", auto_insert_metric_name=False)
+    trainer([watch()[0], saved], enable_checkpointing=True, **FORMS[name]).fit(form(name), loader(12))
+    logger = CSVLogger(tmp_path / "log")
+    callback, sink = watch()
+    trainer([callback], logger=logger, **FORMS[name]).fit(form(name), loader(12), ckpt_path=tmp_path / "2.ckpt")
+    rows = list(csv.DictReader((Path(logger.log_dir) / "metrics.csv").read_text().splitlines()))
+    steps = [int(row["step"]) for row in rows if row["loss"]]
+    assert sink.steps == steps
+    assert steps[0] == (1 if name == "by hand" else 2), "by hand, two optimisers make two global steps of one batch"
 
 
 def test_a_headline_is_there_before_the_first_sample_of_a_resumed_run(tmp_path: Path) -> None:

@@ -79,6 +79,22 @@ def test_a_compiled_network_inside_is_probed() -> None:
     assert [site.name for site in sink.snapshots[0].block_sites] == BLOCKS
 
 
+def test_a_probe_runs_between_forward_and_backward() -> None:
+    """Then no gradient is there yet that it could disturb, and buffers are those that the forward has seen."""
+    order: list[str] = []
+
+    def forward(self: Any, ids: Tensor) -> Tensor:
+        order.append("forward" if torch.is_grad_enabled() else "probe")
+        return self.net(ids)
+
+    def on_after_backward(self: Any) -> None:
+        order.append("backward")
+
+    callback, _ = watch(every=2, source="probe")
+    trainer([callback]).fit(changed("pytorch_lightning", forward=forward, on_after_backward=on_after_backward), loader(3))
+    assert order == ["forward", "probe", "backward", "forward", "backward", "forward", "probe", "backward"]
+
+
 COMPILED_STEP = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 """Dynamo looks at it where a graph breaks, as in `self.log`."""
 
