@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import sys
+from pathlib import Path
 
 import beartype
 import jaxtyping
@@ -28,3 +29,6 @@ jaxtyping.install_import_hook(
     ["collapse_monitor.capture.rows", "collapse_monitor.measure", "collapse_monitor.testing"],
     "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))",
 )
+
+# Scripts and shared pieces of the tests are no tests, and are not searched for doctests.
+collect_ignore = [str(path) for path in Path(__file__).parent.rglob("*.py") if not path.name.startswith("test_")]

@@ -29,6 +29,7 @@ def _run(script: str, *options: object) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("residual", ["on", "off"])
 def test_vit_lightning(residual: str, tmp_path: Path) -> None:
     said = _run("examples/vit_lightning.py", "--short", "--residual", residual, "--logdir", tmp_path)
@@ -37,6 +38,7 @@ def test_vit_lightning(residual: str, tmp_path: Path) -> None:
     assert list(tmp_path.rglob("events.out.tfevents.*"))
 
 
+@pytest.mark.slow
 def test_gpt_loop(tmp_path: Path) -> None:
     said = _run("examples/gpt_loop.py", "--short", "--logdir", tmp_path)
     assert all(f"blocks.{layer}" in said for layer in range(6))
