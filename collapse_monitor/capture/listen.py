@@ -54,7 +54,6 @@ class Listening(Reader, TorchFunctionMode):
         self._heads: dict[Key, list[AttentionObservation]] = defaultdict(list)
         self._branches: dict[Key, tuple[TokenSample, TokenSample]] = {}
         self.heard: set[Key] = set()
-        self.missing: dict[str, str] = {}
         for block in plan.blocks:
             self._listen_block(block)
         for attention in plan.attentions:

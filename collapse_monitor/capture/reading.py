@@ -54,6 +54,7 @@ class Reader:
         self.sampler, self.receiver, self._gradients, self._fault = sampler, receiver, gradients, fault
         self.seconds = 0.0  # of the host, spent in here
         self.at_backward: Callable[[], None] = lambda: None
+        self.missing: dict[str, str] = {}  # site -> why this forward did not give it
 
     def guarded(self, what: str, read: Callable[..., None], *args: Any) -> None:
         """Run `read` without gradients and autocast; report what it raises."""

@@ -88,7 +88,7 @@ class Observed:
         late = {site.name: "named by sites=, read from the next sampled step on" for site in self._late.values()}
         heard = {plan.site.name for plan in self._heard_after_all}
         reasons = {name: reason for name, reason in self.plan.missing.items() if name not in heard}
-        return {**reasons, **late, **(self._reader.missing if isinstance(self._reader, Listening) else {})}
+        return {**reasons, **late, **self._reader.missing}
 
     @property
     def outgrown(self) -> bool:

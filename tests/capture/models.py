@@ -308,10 +308,14 @@ OTHERS: tuple[Case, ...] = (
 CASES = (*OWN, *OTHERS)
 
 
-def each(cases: Sequence[Case] = CASES) -> Any:
-    """Parametrise a test with `case`; models of other libraries carry the marker that leaves them out of the quick run."""
-    params = [pytest.param(case, id=case.name, marks=[pytest.mark.zoo] if case.library else []) for case in cases]
-    return pytest.mark.parametrize("case", params)
+def each(cases: Sequence[Case] = CASES, quick: Sequence[str] | None = None) -> Any:
+    """Parametrise a test with `case`. Models of other libraries, and those that a given `quick` lacks, are left out of the quick run."""
+
+    def marks(case: Case) -> list[Any]:
+        slow = quick is not None and case.name not in quick
+        return [pytest.mark.zoo] * bool(case.library) + [pytest.mark.slow] * slow
+
+    return pytest.mark.parametrize("case", [pytest.param(case, id=case.name, marks=marks(case)) for case in cases])
 
 
 def case_named(name: str) -> Case:

@@ -28,7 +28,7 @@ from collapse_monitor.observation import AttentionObservation, BlockObservation,
 from collapse_monitor.records import Site
 
 _PROJECTIONS = CONVOLUTIONS | {"linear", "addmm"}
-_MOST_JOINED = 3
+_MOST_JOINED = 8
 """Additions remembered for an attention: the first ones may still be part of how it makes its weights."""
 _SCORED = ("data", "query", "constant", "unknown")
 
@@ -165,13 +165,14 @@ class Discovery(Reader):
                 self._watch_gradient(operation.outputs[0], result)
         for event in reversed(heard):
             joined = self._branches.setdefault(event.operation.index, [])
+            known = bool(joined)
             side = joins(operation, event) if len(joined) < _MOST_JOINED else None
             if side is not None:
                 layout = layout_of(operation.inputs[side], event.query_label)
                 samples = [self.sampler.tokens(tensor, layout) for tensor in (tensors[side], tensors[1 - side])]
                 pair = as_added(samples[0], samples[1], kwargs.get("alpha", 1), side, tensors[1 - side] is result)
                 joined.append((operation, *pair))
-            if joined:
+            if known:
                 break
 
     def _sample(self, value: Value, tensor: Tensor, tokens: Sequence[Label]) -> None:
@@ -233,6 +234,10 @@ class Discovery(Reader):
         for block, output, given in made.blocks:
             self._gradient_keys[output.index if output is not None else -1] = block.key
             sample = self._sampled(output, block.layout)
+            if sample is None and not block.missing:
+                self.missing[block.site.name] = (
+                    "only the rest of this first forward told how to read it: read from the next sampled step on"
+                )
             if sample is not None:
                 self.receiver.block(block.key, BlockObservation(sample, self._sampled(given, block.layout)))
         sites: dict[Key, Site] = {block.key: block.site for block, _, _ in made.blocks}
