@@ -19,7 +19,7 @@ from tests.capture.models import Case, WrittenGPT, each, loss_of, words
 from tests.watching import GPT, Surroundings, flat, gpt, same_readings, step_of, strict, warnings_in
 
 
-@each()
+@each(quick=("gpt-sdpa", "decoder-batch_first-pre_norm"))
 @pytest.mark.parametrize("source", ["train", "probe"])
 def test_a_window_leaves_the_model_as_it_was(case: Case, source: Any) -> None:
     model = case.model()
@@ -222,7 +222,7 @@ def _through_a_file(model: nn.Module) -> nn.Module:
 
 
 @pytest.mark.parametrize("known", [False, True], ids=["discovery", "lean"])
-@pytest.mark.parametrize("way", list(COPIES))
+@pytest.mark.parametrize("way", ["deepcopy", *(pytest.param(way, marks=pytest.mark.slow) for way in COPIES if way != "deepcopy")])
 def test_copies_made_inside_a_window_feed_nothing(way: str, known: bool) -> None:
     """The copy runs other data before, between and after: the readings stay those of the model."""
     model, lonely = gpt(), gpt()

@@ -84,9 +84,6 @@ def watching(**options: Any) -> Callable[[nn.Module], Monitor]:
     return lambda model: Monitor(model, budget=None, on_error="raise", **options)
 
 
-QUICK = ("encoder-token_first-post_norm", "gpt-sdpa")
-
-
 @functools.cache
 def plain_run(name: str) -> Run:
     """The run without a monitor, once for all tests that compare with it."""
@@ -95,7 +92,7 @@ def plain_run(name: str) -> Run:
     return plain
 
 
-@each(CASES, quick=QUICK)
+@each(CASES, quick=("encoder-token_first-post_norm", "gpt-sdpa"))
 @pytest.mark.parametrize("every", [1, 3])
 def test_thirty_steps_are_the_same(case: Case, every: int) -> None:
     watched = train(case, watching(every=every))
@@ -103,7 +100,7 @@ def test_thirty_steps_are_the_same(case: Case, every: int) -> None:
     assert watched.snapshots == STEPS // every
 
 
-@each(CASES, quick=QUICK[1:])
+@each(CASES, quick=("gpt-sdpa",))
 def test_thirty_steps_are_the_same_beside_a_probe(case: Case) -> None:
     watched = train(case, watching(every=2, source="probe"))
     assert_same(plain_run(case.name), watched)

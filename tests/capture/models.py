@@ -308,12 +308,15 @@ OTHERS: tuple[Case, ...] = (
 CASES = (*OWN, *OTHERS)
 
 
-def each(cases: Sequence[Case] = CASES, quick: Sequence[str] | None = None) -> Any:
-    """Parametrise a test with `case`. Models of other libraries, and those that a given `quick` lacks, are left out of the quick run."""
+QUICK = ("encoder-token_first-post_norm", "decoder-batch_first-pre_norm", "gpt-sdpa", "gpt-softmax", "pure-residual")
+"""One model of each kind for the quick run: layouts, cross attention, fused and written out, sums made outside."""
+
+
+def each(cases: Sequence[Case] = CASES, quick: Sequence[str] = QUICK) -> Any:
+    """Parametrise a test with `case`. Models of other libraries, and those that `quick` lacks, are left out of the quick run."""
 
     def marks(case: Case) -> list[Any]:
-        slow = quick is not None and case.name not in quick
-        return [pytest.mark.zoo] * bool(case.library) + [pytest.mark.slow] * slow
+        return [pytest.mark.zoo] * bool(case.library) + [pytest.mark.slow] * (case.name not in quick)
 
     return pytest.mark.parametrize("case", [pytest.param(case, id=case.name, marks=marks(case)) for case in cases])
 

@@ -68,6 +68,7 @@ def total(depth: int, metrics: list[Metric], fused: bool = True) -> int:
     return sum(extra(gpt(depth, fused), metrics).values())
 
 
+@pytest.mark.slow
 def test_block_metrics_cost_the_same_from_4_to_24_layers_but_for_the_samples() -> None:
     """Without any metric the samples are taken all the same: the rest is what the metrics cost."""
     shallow, deep = (total(depth, reading(*OF_BLOCKS)) - total(depth, []) for depth in (4, 24))
@@ -82,17 +83,20 @@ def test_a_sample_is_one_operation() -> None:
     assert sum(dispatched.names.values()) == 1
 
 
+@pytest.mark.slow
 def test_gradient_norms_add_one_operation_per_layer() -> None:
     shallow, deep = (total(depth, reading("gradient")) - total(depth, []) for depth in (4, 24))
     assert deep - shallow == 20
 
 
+@pytest.mark.slow
 def test_parameter_gradients_cost_the_same_from_4_to_24_layers() -> None:
     metrics = reading("parameter_gradients", "qv_weight_gradient")
     shallow, deep = (total(depth, metrics) - total(depth, []) for depth in (4, 24))
     assert shallow == deep > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fused", [True, False], ids=["sdpa", "softmax"])
 def test_an_attention_adds_at_most_forty_operations(fused: bool) -> None:
     """The block's own sample is counted with it, and every metric of the catalogue is asked for."""
@@ -100,6 +104,7 @@ def test_an_attention_adds_at_most_forty_operations(fused: bool) -> None:
     assert (deep - shallow) / 20 <= PER_ATTENTION
 
 
+@pytest.mark.slow
 def test_an_attention_of_torchs_encoder_adds_at_most_forty_operations() -> None:
     inputs = (torch.randn(6, 10, 32, generator=torch.Generator().manual_seed(0)),), {}
     shallow, deep = (sum(extra(encoder(True, True, depth).train(), reading(*OF_ATTENTION), inputs).values()) for depth in (2, 6))
@@ -116,6 +121,12 @@ def test_an_attention_under_a_padding_mask_adds_a_few_more(kernel: str) -> None:
         model = bert(kernel, depth).train()
         counts.append(sum(extra(model, reading(*OF_ATTENTION), inputs).values()))
     assert (counts[1] - counts[0]) / 2 <= 1.15 * PER_ATTENTION
+
+
+def test_a_layer_adds_at_most_forty_operations() -> None:
+    """The same on two small models, for the quick run."""
+    shallow, deep = (total(depth, list(DEFAULT_METRICS)) for depth in (2, 4))
+    assert (deep - shallow) / 2 <= PER_ATTENTION
 
 
 def test_an_unsampled_step_dispatches_nothing() -> None:

@@ -159,6 +159,7 @@ def padding(kind: str, left: bool) -> Tensor:
     return pad if kind == "bool" else torch.zeros(pad.shape).masked_fill(pad, float("-inf"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wanted", LIMITS)
 @pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
 @pytest.mark.parametrize("kind", ["bool", "float"])
