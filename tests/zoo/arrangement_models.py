@@ -513,3 +513,24 @@ def image_and_words(generator: torch.Generator) -> Call:
 )
 def two_towers() -> nn.Module:
     return Towers()
+
+
+class Remembering(nn.Module):
+    """Keys and values reach back into a memory; blocks are lists of parts, one of which is called twice in a row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory = nn.Parameter(torch.randn(6, DIM))
+        self.layers = nn.ModuleList(nn.ModuleList([nn.LayerNorm(DIM), Attention(), Mlp()]) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for norm, attention, mlp in self.layers:  # type: ignore[misc]
+            memory = repeat(self.memory, "n d -> b n d", b=len(x))
+            x = x + attention(norm(x), torch.cat([norm(memory), norm(x)], 1))
+            x = x + mlp(x)
+        return x
+
+
+@model(Truth(2, 2, keys=TOKENS + 6), hidden(), note="a memory joined to the keys is no other sequence")
+def joined_memory() -> nn.Module:
+    return Remembering()

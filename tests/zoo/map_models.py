@@ -493,3 +493,51 @@ class CrossedStack(nn.Module):
 )
 def shared_scores() -> nn.Module:
     return CrossedStack()
+
+
+class Additive(nn.Module):
+    """Bahdanau: a small network scores every pair of tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.score, self.mlp = nn.Linear(DIM, DIM), nn.Linear(DIM, DIM), nn.Linear(DIM, 1), Mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        pairs = torch.tanh(self.query(x)[:, :, None] + self.key(x)[:, None])
+        x = x + self.score(pairs)[..., 0].softmax(-1) @ x
+        return x + self.mlp(x)
+
+
+@model(Truth(2, 2, heads=1, how=SOFTMAX), hidden(), note="additive scores")
+def additive_scores() -> nn.Module:
+    return Stack(Additive(), Additive())
+
+
+class Graph(nn.Module):
+    """A dense graph attention: source and target each have a score, heads on the last axis."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.value, self.mlp = nn.Linear(DIM, DIM), Mlp()
+        self.source, self.target = nn.Parameter(torch.randn(HEADS, DIM // HEADS)), nn.Parameter(torch.randn(HEADS, DIM // HEADS))
+
+    def forward(self, x: Tensor) -> Tensor:
+        v = rearrange(self.value(x), "b n (h d) -> b n h d", h=HEADS)
+        source, target = (v * self.source).sum(-1), (v * self.target).sum(-1)
+        weights = F.leaky_relu(source[:, :, None] + target[:, None], 0.2).softmax(2)
+        x = x + rearrange(torch.einsum("bijh,bjhd->bihd", weights, v), "b n h d -> b n (h d)")
+        return x + self.mlp(x)
+
+
+@model(Truth(2, 2, how=SOFTMAX), hidden(), note="dense graph attention")
+def dense_graph() -> nn.Module:
+    return Stack(Graph(), Graph())
+
+
+@model(Truth(2, 2, how=SOFTMAX), hidden(), note="products and sums instead of matrix products")
+def products_and_sums() -> nn.Module:
+    def mix(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = (q[:, :, :, None] * k[:, :, None]).sum(-1) * q.shape[-1] ** -0.5
+        return (scores.softmax(-1)[..., None] * v[:, :, None]).sum(3)
+
+    return stack_of(mix)

@@ -274,3 +274,8 @@ def plain_convolutions() -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 16, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 5)
     )
+
+
+@model(Truth(3, 0), hidden(), note="MLP-Mixer in one list with what is around it")
+def mixer_in_a_sequence() -> nn.Module:
+    return nn.Sequential(nn.Linear(DIM, DIM), Mixer(), Mixer(), Mixer(), nn.LayerNorm(DIM), nn.Linear(DIM, 5))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 
 from collapse_monitor.capture.discovery.candidates import BARE, REPEATED, UNIFORM, Candidate, Runs, candidates
@@ -155,15 +154,17 @@ def _executions(name: str, graph: Graph, sites: list[FoundSite], runs: Runs) -> 
 
 
 def _virtual_executions(name: str, graph: Graph) -> list[FoundBlock]:
-    """A unit that is never called: its parts are, and the first part called again begins the next execution."""
+    """A unit that is never called: its parts are, and the first part called again after another one begins the next execution."""
     parts = [
         frame
         for frame in graph.frames[1:]
         if frame.name.startswith(name + ".") and frame.parent is not None and not frame.parent.name.startswith(name + ".")
     ]
     blocks: list[FoundBlock] = []
+    single = len({frame.name for frame in parts}) == 1
     for frame in parts:
-        if not blocks or frame.name == blocks[-1].calls[0].name:
+        again = bool(blocks) and frame.name == blocks[-1].calls[0].name
+        if not blocks or (again and (single or blocks[-1].calls[-1].name != frame.name)):
             blocks.append(FoundBlock(name, frame.first, frame.last))
         blocks[-1].calls.append(frame)
         blocks[-1].end = max(blocks[-1].end, frame.last)
@@ -188,16 +189,17 @@ def _without_attention(tree: ModuleTree, runs: Runs) -> set[str]:
     alone: set[str] = set()
     reshaping: set[type | None] = set()
     for parent in [name for name in tree.modules if tree.is_container(name)]:
-        members = [child for child in tree.children(parent) if runs.ran(child)]
-        classes = Counter(tree.class_of(child) for child in members)
-        if len(classes) != 1 or not runs.in_series(members):
-            continue
-        if len(members) == 1:
-            alone |= {child for child in members if runs.keeps_shape(child) and not tree.is_container(child)}
-        elif all(runs.keeps_shape(child) and tree.children(child) for child in members):
-            found |= set(members)
-        else:
-            reshaping |= set(classes)
+        running = [child for child in tree.children(parent) if runs.ran(child)]
+        for kind in {tree.class_of(child) for child in running}:
+            members = [child for child in running if tree.class_of(child) is kind]
+            if not runs.in_series(members) or not all(map(tree.children, members)):
+                continue
+            if len(members) == 1:
+                alone |= {child for child in members if runs.keeps_shape(child) and not tree.is_container(child)}
+            elif all(map(runs.keeps_shape, members)):
+                found |= set(members)
+            else:
+                reshaping.add(kind)
     found = {name for name in found if tree.class_of(name) not in reshaping}
     known = {tree.class_of(name) for name in found}
     found |= {name for name in alone if tree.class_of(name) in known}

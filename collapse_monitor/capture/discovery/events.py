@@ -20,6 +20,7 @@ tokens. `router`: data against learned keys. `constant`: weights only. `channel`
 
 FUSED = frozenset({"scaled_dot_product_attention", "flex_attention"})
 _EXPONENTIALS = frozenset({"exp", "exp2", "exp_"})
+_ENDS = SOFTMAXES | FUSED | {"embedding"}
 WALK = 400
 """How many steps a search along the graph takes at most."""
 
@@ -94,11 +95,13 @@ def _written(operation: Operation) -> Event | None:
     found = next((match for axis in axes for match in _matches(source, axis)), None)
     if found is None and not exponential and _unseen(source):
         return _untraced(operation)
-    if found is None or (exponential and found[3] != "data"):
+    if found is None:
         return None
     product, key_side, axis, scores = found
     contraction = product.product
     assert contraction is not None
+    if exponential and (scores != "data" or not contraction.left_contracted):
+        return None  # a decay of distances, not scores
     left = key_side == "right"
     query, key = (contraction.left, contraction.right) if left else (contraction.right, contraction.left)
     weights = operation.outputs[0]
@@ -162,6 +165,7 @@ def _matches(source: Value, axis: int) -> Iterator[tuple[Operation, str, int, Sc
     label, size = source.labels[axis], source.shape[axis]
     others: list[tuple[Operation, str, int, Scores]] = []
     untraced: Operation | None = None
+    paired: tuple[Operation, str, int, Scores] | None = None
     for operation in products_above(source, label):
         product = operation.product
         assert product is not None
@@ -171,11 +175,17 @@ def _matches(source: Value, axis: int) -> Iterator[tuple[Operation, str, int, Sc
                 untraced = operation
             continue
         scores = classify(operation.name, product, side)
-        if scores != "data":
+        if not product.left_contracted:
+            if paired is None and scores == "data" and _keeps_both_sides(product, source):
+                paired = (operation, side, axis, scores)
+        elif scores != "data":
             others.append((operation, side, axis, scores))
         elif not others or _keeps_both_sides(product, source):
             yield operation, side, axis, scores
             return
+    if paired is not None:
+        yield paired
+        return
     if not others and untraced is not None:
         others.append((untraced, "right", axis, "data"))  # skewed or chunked scores, whose axes could not be followed
     yield from others[:1]
@@ -233,8 +243,14 @@ def products_above(source: Value, label: Label) -> Iterator[Operation]:
             if data is None or both or not any(related(axis, label) for axis in data.labels):
                 continue
             todo.append(data)
-        elif not reduces(operation) and operation.name not in SOFTMAXES and operation.name != "embedding" and operation.name not in FUSED:
+        elif _sums_pairs(operation) or not (reduces(operation) or operation.name in _ENDS):
             todo.extend(operation.inputs)
+
+
+def _sums_pairs(operation: Operation) -> bool:
+    """A sum over the features of a product of every token with every token: a contraction in two steps."""
+    made = operation.inputs[0].producer if operation.name == "sum" and operation.inputs else None
+    return made is not None and made.product is not None and not made.product.left_contracted
 
 
 def _sink_columns(source: Value, axis: int) -> tuple[int, int]:

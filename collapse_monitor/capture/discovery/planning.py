@@ -316,6 +316,6 @@ def _attention_plan(
 
 def _operand(operation: Operation | None, value: Value | None, places: Places) -> tuple[Place, int] | None:
     product = operation.product if operation is not None else None
-    if operation is None or product is None or value is None:
+    if operation is None or product is None or value is None or operation.name not in KINDS:
         return None
     return places.of_operation(operation), 0 if product.left is value else 1

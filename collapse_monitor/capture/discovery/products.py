@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from collapse_monitor.capture.discovery.axes import Label, Labels, broadcast, derived, fitted, fresh, renewed
+from collapse_monitor.capture.discovery.axes import Label, Labels, broadcast, derived, fitted, fresh, is_feature, renewed
 from collapse_monitor.capture.discovery.graph import Product, Value
 
 if TYPE_CHECKING:
@@ -42,6 +42,36 @@ def product_of(call: Call) -> tuple[Product | None, Labels | None]:
     if not left.shape or not right.shape:
         return None, None
     return _matrix_product(name, left, right, call.shapes[0])
+
+
+PAIRINGS = frozenset("add __add__ __radd__ sub __sub__ __rsub__ mul __mul__ __rmul__".split())
+
+
+def pairing_of(call: Call) -> tuple[Product, Labels] | None:
+    """An element-wise function that meets every token of one operand with every token of the other: additive scores are made so."""
+    operands = [item for item in call.args[:2] if isinstance(item, Tensor) and item.is_floating_point()]
+    if call.name not in PAIRINGS or len(operands) < 2:
+        return None
+    left, right = (call.value(item) for item in operands)
+    shape = call.shapes[0]
+    if left.static or right.static or len(shape) < 3:
+        return None
+    shifts = [len(shape) - len(value.shape) for value in (left, right)]
+    sizes = [(1,) * shift + value.shape for shift, value in zip(shifts, (left, right), strict=True)]
+    alone = [
+        [axis for axis in range(len(shape)) if mine[axis] > 1 and other[axis] == 1]
+        for mine, other in (tuple(sizes), tuple(reversed(sizes)))
+    ]
+    if [len(axes) for axes in alone] != [1, 1]:
+        return None
+    free = [axes[0] - shift for axes, shift in zip(alone, shifts, strict=True)]
+    if is_feature(left.labels[free[0]]) or is_feature(right.labels[free[1]]):
+        return None
+    labels = list(broadcast([(value.shape, value.labels) for value in (left, right)], shape))
+    for axes, value, own in zip(alone, (left, right), free, strict=True):
+        labels[axes[0]] = renewed(value.labels[own])
+    made = [(labels[axes[0]],) for axes in alone]
+    return Product(left, right, (), (), (free[0],), (free[1],), made[0], made[1]), tuple(labels)
 
 
 def _convolution(call: Call) -> tuple[Product, Labels]:

@@ -23,7 +23,7 @@ from collapse_monitor.capture.discovery.axes import (
     size_of,
 )
 from collapse_monitor.capture.discovery.graph import Operation, Product, Value
-from collapse_monitor.capture.discovery.products import PRODUCTS, product_of
+from collapse_monitor.capture.discovery.products import PRODUCTS, pairing_of, product_of
 
 RESHAPES = frozenset("view reshape flatten unflatten view_as reshape_as squeeze unsqueeze ravel _unsafe_view".split())
 PERMUTES = frozenset(
@@ -105,6 +105,9 @@ def describe(call: Call, inputs: Sequence[Value]) -> tuple[list[Labels], Product
         return [_indexed(call, source)], None, ()
     if name in ("expand", "expand_as", "broadcast_to", "repeat", "tile"):
         return [_expanded(source, call.shapes[0])], None, ()
+    paired = pairing_of(call)
+    if paired is not None:
+        return [paired[1]], paired[0], ()
     return [_elementwise(inputs, shape) for shape in call.shapes], None, ()
 
 
