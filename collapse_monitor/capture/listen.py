@@ -50,7 +50,7 @@ class Listening(Reader, TorchFunctionMode):
         self._outputs: dict[tuple[str, int], list[tuple[Place, Layout, Key | None]]] = defaultdict(list)
         self._inputs: dict[tuple[str, int], list[tuple[Place, Layout, Key | None]]] = defaultdict(list)
         self._samples: dict[Place, TokenSample] = {}
-        self._latest: tuple[Tensor, int, TokenSample] | None = None
+        self._latest: tuple[Tensor, int, Layout, TokenSample] | None = None
         self._heads: dict[Key, list[AttentionObservation]] = defaultdict(list)
         self._branches: dict[Key, tuple[TokenSample, TokenSample]] = {}
         self.heard: set[Key] = set()
@@ -183,15 +183,16 @@ class Listening(Reader, TorchFunctionMode):
             if key is not None and place in self._samples:
                 self._listen_gradient(key, tensor)
             return
-        self._samples[place] = self._known(tensor) or self.sampler.tokens(tensor, layout)
-        self._latest = (tensor, _version(tensor), self._samples[place])
+        self._samples[place] = self._known(tensor, layout) or self.sampler.tokens(tensor, layout)
+        self._latest = (tensor, _version(tensor), layout, self._samples[place])
         if key is not None:
             self._listen_gradient(key, tensor)
 
-    def _known(self, tensor: Tensor) -> TokenSample | None:
-        """The sample taken last, if it is of this very tensor as it is now."""
+    def _known(self, tensor: Tensor, layout: Layout) -> TokenSample | None:
+        """The sample taken last, if it is of this very tensor as it is now, read the same way."""
         latest = self._latest
-        return latest[2] if latest is not None and latest[0] is tensor and latest[1] == _version(tensor) else None
+        known = latest is not None and latest[0] is tensor and latest[1:3] == (_version(tensor), layout)
+        return latest[3] if latest is not None and known else None
 
     def _listen_gradient(self, key: Key, tensor: Tensor) -> None:
         self.watch(tensor, lambda gradient: self.receiver.gradient(key, gradient))
@@ -258,7 +259,7 @@ class Listening(Reader, TorchFunctionMode):
             branch, stream = tensors[side], tensors[1 - side]
             if not is_readable(branch) or not is_readable(stream):
                 return
-            samples = (self.sampler.tokens(branch, layout), self._known(stream) or self.sampler.tokens(stream, layout))
+            samples = (self.sampler.tokens(branch, layout), self._known(stream, layout) or self.sampler.tokens(stream, layout))
             self._branches[key] = as_added(*samples, kwargs.get("alpha", 1), side, stream is result)
 
         return action

@@ -61,12 +61,15 @@ class TokenMasks:
 
 
 def longest_document(positions: Int[Tensor, "batch token"]) -> Bool[Tensor, "batch token"]:
-    """Of several documents packed into a row, the longest: a new one begins where the position does not rise."""
+    """Of several documents packed into a row, the longest: a new one begins where the position does not rise.
+
+    A row in which it never rises (all positions zero) says nothing about documents: all of it is one.
+    """
     index = torch.arange(positions.shape[1], device=positions.device)
     falls = torch.nn.functional.pad(positions[:, 1:] <= positions[:, :-1], (1, 0))
     start = torch.where(falls, index, 0).cummax(1).values
     last = (index - start).argmax(1, keepdim=True)
-    return start == start.gather(1, last)
+    return (start == start.gather(1, last)) | falls[:, 1:].all(1, keepdim=True)
 
 
 def argument(module: nn.Module, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from collapse_monitor.capture.masks import longest_document
 from tests.capture.hearing import Heard, batch_major, both_ways, calls_of, first_hidden, hear, named, strided, valid_positions
 from tests.capture.models import BATCH, CASES, DIM, TOKENS, Case, case_named, each, encoder, hidden, lengths_mask
 
@@ -217,3 +218,11 @@ def test_the_models_own_tensors_are_handed_on_untouched() -> None:
     model = Returns()
     heard = hear(model, (hidden(0, BATCH, TOKENS, DIM),), {})
     assert heard.output is model.kept
+
+
+def test_positions_that_never_rise_are_no_documents() -> None:
+    """Some models are given the position zero for every token; packed documents begin anew at zero."""
+    assert longest_document(torch.zeros(2, 5, dtype=torch.long)).all()
+    assert longest_document(torch.arange(5).expand(2, 5)).all()
+    assert longest_document(torch.tensor([[0, 1, 0, 1, 2, 0]])).tolist() == [[False, False, True, True, True, False]]
+    assert longest_document(torch.tensor([[0, 0, 0], [0, 1, 2]])).all()

@@ -59,7 +59,7 @@ def make_plan(graph: Graph, events: list[Event], model: nn.Module, causal: dict[
     places.count()
     names = _names(blocks, found)
     block_plans = [
-        (_block_plan(index, block, output, given, places, events, names), output, given)
+        (_block_plan(index, block, output, given, places, [site.first for site in found] or events, names), output, given)
         for index, (block, output, given) in enumerate(streams)
     ]
     block_plans = [(_like_its_siblings(plan, [p for p, _, _ in block_plans]), output, given) for plan, output, given in block_plans]
