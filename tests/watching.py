@@ -77,3 +77,15 @@ class Surroundings:
             torch.is_grad_enabled(),
             [set(vars(module)) for module in model.modules()],
         )
+
+
+def assert_similarity(snapshot: Snapshot, outputs: list[Any], only: list[int] | None = None) -> None:
+    """`token_similarity` of these outputs, by the definition: the mean cosine of all distinct pairs."""
+    expected = []
+    for output in outputs:
+        unit = nn.functional.normalize(output.double(), dim=-1)
+        n = unit.shape[1]
+        cosines = unit @ unit.mT
+        expected.append(float(((cosines.sum((1, 2)) - n) / (n * (n - 1))).mean()))
+    got = snapshot.series("token_similarity")
+    assert [got[i] for i in (range(len(got)) if only is None else only)] == pytest.approx(expected, rel=1e-4, abs=1e-6)
