@@ -16,10 +16,10 @@ from filelock import FileLock
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
-SCRIPT = Path(__file__).with_name("ddp_runs.py")
+SCRIPT = Path(__file__).with_name("process_runs.py")
 FORKED = (
     "unwatched local together stop_everywhere stop_from_rank_one stop_together fault_local fault_together fault_at_once "
-    "fault_at_once_local other_sites budgets monitored hand_made parts probed"
+    "fault_at_once_local other_sites budgets monitored hand_made parts probed plain_loop closed_alone hugging_face"
 ).split()
 
 
@@ -160,6 +160,28 @@ def test_every_form_of_training_step_is_read_below_the_wrapper(runs: Runs, case:
     for note in runs[case]:
         assert note["sites"] == ["net.blocks.0", "net.blocks.1"]
         assert steps(note) == [0, 2, 4, 6]
+
+
+def test_a_loop_may_look_at_the_monitor_in_one_process(runs: Runs) -> None:
+    first, second = runs["plain_loop"]
+    assert first["looked"] == [None, 0, 0, 2, 2, 4, 4, 6], "averages arrive with the next step"
+    assert first["rank"] == second["rank"]
+    assert first["loss"] == 0.5
+    assert runs.written("plain_loop") == [(0, 0), (0, 2), (0, 4), (0, 6)]
+
+
+def test_closing_waits_for_nobody(runs: Runs) -> None:
+    for note in runs["closed_alone"]:
+        assert note["step"] == 2
+        assert "readings of this process only" in note["notes"][-1]
+
+
+def test_hugging_face_stops_in_all_processes(runs: Runs) -> None:
+    first, second = runs["hugging_face"]
+    assert first["world"] == 2
+    assert first["global_step"] == second["global_step"] == 4
+    assert (first["alerts"], second["alerts"]) == ([], [4])
+    assert {process for process, _ in runs.written("hugging_face")} == {0}
 
 
 @pytest.mark.parametrize("case", ["spawned", "launched"])

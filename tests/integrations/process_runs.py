@@ -1,4 +1,4 @@
-"""What two processes do in `test_lightning_ddp.py`: `python ddp_runs.py FOLDER CASE ...` leaves `CASE.RANK.json` there.
+"""What two processes do in `test_processes.py`: `python process_runs.py FOLDER CASE ...` leaves `CASE.RANK.json` there.
 
 One interpreter runs many cases, forking two processes for each: loading Lightning takes longer than all of them.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -28,9 +29,10 @@ from collapse_monitor import JSONLSink
 from collapse_monitor.capture.discovery.watch import Discovery
 from collapse_monitor.capture.listen import Listening
 from collapse_monitor.integrations.lightning import CollapseCallback
+from collapse_monitor.monitor import Monitor
 from collapse_monitor.records import Alert, Condition, Snapshot
 from collapse_monitor.schedule import Schedule
-from tests.integrations.lit import by_hand, changed, loader, module, trainer
+from tests.integrations.lit import by_hand, changed, loader, loss_of, module, network, trainer
 
 FOLDER = Path(os.environ.get("SPAWNED_INTO") or sys.argv[1])
 CASE = "spawned"
@@ -255,6 +257,89 @@ def launched() -> None:
 
 class SpawnedModule(type(module())):  # type: ignore[misc]
     """Importable, as a process that starts from nothing needs it."""
+
+
+# -- without Lightning
+
+
+def processes(body: Callable[[int], Any], case: str) -> None:
+    """Two forked processes in one group; what `body` returns is left like that of the others."""
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()), WORLD_SIZE="2")
+    torch.multiprocessing.start_processes(_joined, args=(body, case), nprocs=2, start_method="fork")
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def _joined(rank: int, body: Callable[[int], Any], case: str) -> None:
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
+    note = body(rank)
+    (FOLDER / f"{case}.{rank}.json").write_text(json.dumps(note))
+
+
+def plain_loop() -> None:
+    """A loop of the user's own, in which the first process looks at the monitor whenever it likes."""
+
+    def body(rank: int) -> Any:
+        dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+        model = network()
+        monitor = Monitor(model, every=2, budget=None, ranks="all", sinks=[Marks()])
+        looked = []
+        for step, (ids,) in enumerate(loader(8, seed=rank)):
+            with monitor.observe(step):
+                loss_of(model(ids[:, :-1]), ids).backward()
+            monitor.log(step, train_loss=float(rank))
+            if rank == 0:
+                monitor.state_dict(), monitor.alerts, monitor.findings
+                looked.append(monitor.latest.step if monitor.latest is not None else None)
+        monitor.settle()
+        latest = monitor.latest
+        monitor.close()
+        dist.destroy_process_group()
+        assert latest is not None
+        return {"looked": looked, "rank": latest.series("effective_rank"), "loss": latest.context["train_loss"], "step": latest.step}
+
+    processes(body, "plain_loop")
+
+
+def closed_alone() -> None:
+    """One process leaves its loop early: nobody waits for it in `close`."""
+
+    def body(rank: int) -> Any:
+        dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+        model = network()
+        with Monitor(model, every=1, budget=None, ranks="all", sinks=[Marks()]) as monitor:
+            for step, (ids,) in enumerate(loader(3, seed=rank)):
+                with monitor.observe(step):
+                    loss_of(model(ids[:, :-1]), ids).backward()
+                if step == 2 and rank == 1:
+                    break
+        latest = monitor.latest
+        dist.destroy_process_group()
+        return {"step": latest.step, "notes": latest.notes} if latest is not None else {}
+
+    processes(body, "closed_alone")
+
+
+def hugging_face() -> None:
+    """`transformers.Trainer` in two processes; the second one alone has an alert."""
+
+    def body(rank: int) -> Any:
+        from collapse_monitor.integrations.huggingface import CollapseCallback as Watch
+        from tests.integrations.test_huggingface import trainer as hugging_trainer
+
+        callback = Watch(every=2, budget=None, sinks=[Marks()], logging_dir=None, rules=[alarmed(4, rank=1)], stop_on="warning")
+        made = hugging_trainer([callback], FOLDER / "hugging_face", size=40, ddp_backend="gloo", per_device_train_batch_size=2)
+        made.train()
+        assert callback.monitor is not None
+        alerts = [alert.step for alert in callback.monitor.alerts]
+        dist.destroy_process_group()
+        return {"global_step": made.state.global_step, "alerts": alerts, "world": made.args.world_size}
+
+    processes(body, "hugging_face")
 
 
 if __name__ == "__main__":
