@@ -151,7 +151,7 @@ class Search:
             raise Untraceable("it is multiplied by another function of the data")
         self._normed |= bool(statistics)
         gains = [part for part in operation.inputs if part.static and part is not carriers[0] and self._ancestors.learned(part)]
-        self._gained |= any(part not in self._flat([part, carriers[0]], points) for part in gains)
+        self._gained |= any(part not in self._flat([part, carriers[0]], points) and not _by_token(part, points) for part in gains)
         found = self._into(carriers[0], points)
         _check_statistics(statistics, found)
         return found
@@ -191,6 +191,13 @@ class Search:
             longest = max(operands, key=lambda part: math.prod(part.shape))
             return [part for part in operands if part.shape != longest.shape and _is_broadcast(part.shape, longest.shape)]
         return [part for part in operands if all(-axis > len(part.shape) or part.shape[axis] == 1 for axis in axes)]
+
+
+def _by_token(factor: Value, points: Points) -> bool:
+    """Whether it has values of its own for every token, as rotary tables have."""
+    ndim = points.at.shape[1]
+    own = range(ndim - min(len(factor.shape), ndim), ndim)
+    return any(factor.shape[axis - ndim] > 1 and points.one_place(axis) and np.ptp(points.at[:, axis]) > 0 for axis in own)
 
 
 def _is_broadcast(shape: Sequence[int], whole: Sequence[int]) -> bool:
