@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-import time
+import sys
+from collections.abc import Callable
+from types import FrameType
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 from collapse_monitor.judge import DEFAULT_RULES, Baseline, History, Judge
 from collapse_monitor.judge.baseline import from_scale, to_scale
 from collapse_monitor.judge.thresholds import SCALES, SMALLEST_DEVIATION, WARMUP_CHECKS, WINDOW_CHECKS
+from collapse_monitor.records import Snapshot
 from tests.judge.courses import phase, verdict
 from tests.synthetic import make_snapshot
 
@@ -179,14 +182,26 @@ def test_memory_stays_flat() -> None:
     assert sizes[1] == pytest.approx(sizes[0], rel=0.05)
 
 
-def test_a_verdict_on_48_layers_costs_less_than_a_millisecond() -> None:
-    """About .5 ms on an idle machine; the quickest of many, because the machine has other things to do."""
+def test_what_a_verdict_on_48_layers_costs() -> None:
+    """Calls of the interpreter, the same on a busy machine: about 2400, which took .8 ms of one core."""
     judge = Judge(DEFAULT_RULES)
     snapshots = [make_snapshot(check * 50, layers=48, heads=16, rank=20 + check / 100) for check in range(60)]
-    took = []
-    for snapshot in snapshots:
-        started = time.process_time()
+    for snapshot in snapshots[:-1]:
         judge.check(snapshot)
-        took.append(time.process_time() - started)
     assert judge.alerts == []
-    assert min(took[20:]) < 1e-3
+    assert calls_of(judge.check, snapshots[-1]) < 3000
+
+
+def calls_of(function: Callable[[Snapshot], object], snapshot: Snapshot) -> int:
+    calls = 0
+
+    def count(_frame: FrameType, event: str, _argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        function(snapshot)
+    finally:
+        sys.setprofile(None)
+    return calls
