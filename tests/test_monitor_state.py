@@ -14,6 +14,8 @@ from collapse_monitor.records import Condition, Severity, Snapshot
 from collapse_monitor.testing import MemorySink
 from tests.watching import GPT, gpt, step_of, strict, warnings_in
 
+pytestmark = pytest.mark.slow
+
 
 def sampled_steps(every: int | Callable[[int], bool], steps: list[int]) -> list[int]:
     model, sink = gpt(), MemorySink()

@@ -49,6 +49,7 @@ def test_readings_are_those_of_dense_matrices(case: Projected) -> None:
             assert not any(reading in place for place in snapshot.missing for reading in READINGS)
 
 
+@pytest.mark.slow
 @each_projected(composed=False)
 def test_gradient_ratio_is_over_the_same_rows(case: Projected) -> None:
     """The gradient of every row that made q over that of every row that made v, each row once."""

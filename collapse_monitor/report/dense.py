@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from collapse_monitor.judge.readings import Readings
 from collapse_monitor.records import Alert, Severity, Snapshot
 from collapse_monitor.report import naming
+from collapse_monitor.report.envelope import RANGE, Envelope
 from collapse_monitor.report.summary import finite, summarise
 
 HEADS_EVERY = 20
@@ -23,8 +24,8 @@ HEADS_EVERY = 20
 class DenseEvents:
     """Writes snapshots through a `torch.utils.tensorboard.SummaryWriter`, everything of one step in one `Summary`.
 
-    Per metric a float32 tensor `[layer]`, every 20th time a float16 tensor `[site, head]`, the aggregates as scalars, and the alerts of the
-    step as one string tensor. Steps rise strictly per tag, because TensorBoard drops what comes later with an earlier step: a snapshot
+    Per metric a float32 tensor `[layer]`, every 20th time a float16 tensor `[site, head]`, now and then the extremes since the last time
+    (`Envelope`), the aggregates as scalars, and the alerts of the step as one string tensor. Steps rise strictly per tag, because TensorBoard drops what comes later with an earlier step: a snapshot
     whose step does not rise is left out, its alerts go with the next one.
     """
 
@@ -36,6 +37,8 @@ class DenseEvents:
         self._last: int | None = None
         self._written = 0
         self._waiting: list[Alert] = []
+        self._envelope = Envelope()
+        self._layers: list[str] = []
 
     def write(self, snapshot: Snapshot, alerts: Sequence[Alert]) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
@@ -50,7 +53,11 @@ class DenseEvents:
             self._file, self._described = file, set()
         readings = Readings(snapshot)
         summary = Summary()
+        self._layers = [site.name for site in snapshot.block_sites]
         self._add_layers(summary, snapshot, readings)
+        self._widen(snapshot, readings)
+        if self._envelope.due:
+            self._add_range(summary, snapshot.step)
         if self._written % self._heads_every == 0:
             self._add_heads(summary, snapshot, readings)
         for tag, value in finite(summarise(snapshot, readings)).items():
@@ -61,12 +68,32 @@ class DenseEvents:
         self._written += 1
         self._tell(snapshot.step)
 
+    def close(self) -> None:
+        """Write the extremes of the window that has begun. The writer stays open."""
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        if self._last is not None and not self._envelope.empty:
+            summary = Summary()
+            self._add_range(summary, self._last)
+            self._file.add_summary(summary, self._last)
+
+    def _widen(self, snapshot: Snapshot, readings: Readings) -> None:
+        if snapshot.metrics and readings.blocks:
+            values = np.stack([readings.layer(metric) for metric in snapshot.metrics])
+            self._envelope.add(snapshot.step, snapshot.metrics, values)
+
+    def _add_range(self, summary: Any, step: int) -> None:
+        for metric, rows in self._envelope.take(step).items():
+            tag = naming.range_tag(metric)
+            content = None if tag in self._described else {**describe(metric), "kind": RANGE, "layers": self._layers}
+            self._add(summary, tag, rows, naming.PLUGIN, content)
+
     def _add_layers(self, summary: Any, snapshot: Snapshot, readings: Readings) -> None:
         for metric in snapshot.metrics:
             tag = naming.dense_tag(metric)
             content = None
             if tag not in self._described:
-                content = {**describe(metric), "layers": [site.name for site in snapshot.block_sites]}
+                content = {**describe(metric), "layers": self._layers}
             self._add(summary, tag, readings.layer(metric).astype(np.float32), naming.PLUGIN, content)
 
     def _add_heads(self, summary: Any, snapshot: Snapshot, readings: Readings) -> None:

@@ -66,6 +66,15 @@ def head_tag(metric: str) -> str:
     return f"collapse_heads/{_clean(metric)}"
 
 
+def range_tag(metric: str) -> str:
+    """One `[4, layer]` tensor per window of steps: the extremes, and when they were.
+
+    >>> range_tag("effective_rank")
+    'collapse_range/effective_rank'
+    """
+    return f"collapse_range/{_clean(metric)}"
+
+
 @functools.cache
 def summary_tag(metric: str, statistic: str) -> str:
     """One scalar per step: a statistic over the layers.
@@ -102,5 +111,6 @@ __all__ = [
     "dense_tag",
     "has_scalars",
     "head_tag",
+    "range_tag",
     "summary_tag",
 ]

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collapse_monitor.records import Alert, Snapshot, check_version
+from collapse_monitor.report.envelope import RANGE
 from collapse_monitor.report.events import read_events
 
 Rows = Mapping[int, NDArray[Any]]
@@ -119,6 +120,8 @@ def _read_folder(folder: Path, files: Sequence[Path]) -> Run | None:
             collected.begin(step)
             for tensor in tensors:
                 check_version({"version": tensor.about.get("v", 0)})
+                if tensor.about.get("kind") == RANGE:
+                    continue  # extremes of what is all here
                 collected.put(step, tensor.metric, tensor.values, tensor.about)
             collected.alerts.extend((step, _alert(record)) for record in alerts)
     return collected.run(folder) if collected.steps else None

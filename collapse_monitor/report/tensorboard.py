@@ -57,6 +57,8 @@ class TensorBoardSink:
 
     def close(self) -> None:
         """Close the writer that was made here; a writer that was given is flushed and stays open."""
+        if self._dense is not None:
+            self._dense.close()
         if self._folder is None:
             if self._dense is not None:
                 self._writer.flush()

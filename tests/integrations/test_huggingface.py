@@ -23,6 +23,8 @@ pytest.importorskip("accelerate")
 
 from collapse_monitor.integrations.huggingface import CollapseCallback  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 BLOCKS = ["model.layers.0", "model.layers.1"]
 WORDS, TOKENS = 40, 8
