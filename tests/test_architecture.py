@@ -23,7 +23,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"report", "schedule", "arguments"}),
     frozenset({"ledger"}),
     frozenset({"monitor", "once"}),
-    frozenset({"integrations", "testing"}),
+    frozenset({"integrations", "testing", "tensorboard_plugin"}),
     frozenset({"demo"}),
     frozenset({"cli"}),
 )

@@ -25,8 +25,9 @@ class DenseEvents:
     """Writes snapshots through a `torch.utils.tensorboard.SummaryWriter`, everything of one step in one `Summary`.
 
     Per metric a float32 tensor `[layer]`, every 20th time a float16 tensor `[site, head]`, now and then the extremes since the last time
-    (`Envelope`), the aggregates as scalars, and the alerts of the step as one string tensor. Steps rise strictly per tag, because TensorBoard drops what comes later with an earlier step: a snapshot
-    whose step does not rise is left out, its alerts go with the next one.
+    (`Envelope`), the aggregates as scalars, and the alerts of the step as one string tensor. Steps rise strictly per tag, because
+    TensorBoard drops what comes later with an earlier step: a snapshot whose step does not rise is left out, its alerts go with the next
+    one.
     """
 
     def __init__(self, writer: Any, heads_every: int = HEADS_EVERY) -> None:
@@ -69,10 +70,11 @@ class DenseEvents:
         self._tell(snapshot.step)
 
     def close(self) -> None:
-        """Write the extremes of the window that has begun. The writer stays open."""
+        """Write the extremes of the window that has begun. The writer stays open; where its owner has closed it, they are lost."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        if self._last is not None and not self._envelope.empty:
+        is_open = self._file is not None and self._writer.file_writer is self._file
+        if self._last is not None and is_open and self._envelope.unfinished:
             summary = Summary()
             self._add_range(summary, self._last)
             self._file.add_summary(summary, self._last)

@@ -1,0 +1,108 @@
+"""Serves the tab: its files, and the logged readings as binary columns."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from importlib import resources
+from typing import Any
+
+from tensorboard.backend import http_util
+from tensorboard.plugins import base_plugin
+from werkzeug import wrappers
+
+from collapse_monitor.report import naming
+from collapse_monitor.report.columns import COLUMNS, pack_columns
+from collapse_monitor.tensorboard_plugin.store import Store
+
+_TYPES = {".js": "text/javascript", ".css": "text/css"}
+_log = logging.getLogger("collapse_monitor")
+
+
+class CollapsePlugin(base_plugin.TBPlugin):
+    """The tab Collapse. TensorBoard hands its readings over through the data provider, whichever loader read them."""
+
+    plugin_name = naming.PLUGIN
+
+    def __init__(self, context: base_plugin.TBContext) -> None:
+        self._store = Store(context.data_provider)
+        static = resources.files("collapse_monitor") / "tensorboard_plugin" / "static"
+        # Only files that were there at the start are served: no path of a request reaches the file system.
+        self._files = {file.name: file.read_bytes() for file in static.iterdir() if file.is_file()}
+
+    def get_plugin_apps(self) -> dict[str, Callable[..., Any]]:
+        served = {f"/static/{name}": _app(self._file(name)) for name in self._files}
+        return {
+            **served,
+            "/index": _app(self._index),
+            "/series": _app(self._series),
+            "/heads": _app(self._heads),
+            "/alerts": _app(self._alerts),
+        }
+
+    def is_active(self) -> bool:
+        return False  # TensorBoard then asks the data provider whether a run has data of ours
+
+    def data_plugin_names(self) -> tuple[str, ...]:
+        return (naming.PLUGIN, naming.ALERT_PLUGIN)
+
+    def frontend_metadata(self) -> base_plugin.FrontendMetadata:
+        return base_plugin.FrontendMetadata(es_module_path="/static/index.js", tab_name="Collapse")
+
+    def _file(self, name: str) -> Callable[[wrappers.Request], Any]:
+        kind = _TYPES.get(name[name.rfind(".") :], "application/octet-stream")
+        return lambda request: http_util.Respond(request, self._files[name], kind)
+
+    def _index(self, request: wrappers.Request) -> Any:
+        return http_util.Respond(request, self._store.index(_context(request), _experiment(request)), "application/json")
+
+    def _series(self, request: wrappers.Request) -> Any:
+        start, end = request.args.get("from", type=float), request.args.get("to", type=float)
+        columns = min(max(request.args.get("columns", COLUMNS, type=int), 1), COLUMNS)
+        run, metric = _run(request), request.args.get("metric", "")
+        found = self._store.series(_context(request), _experiment(request), run, metric, start, end, columns)
+        return _binary(request, pack_columns(found, run=run, metric=metric))
+
+    def _heads(self, request: wrappers.Request) -> Any:
+        run, metric, layer = _run(request), request.args.get("metric", ""), request.args.get("layer", -1, type=int)
+        found, labels = self._store.heads(_context(request), _experiment(request), run, metric, layer)
+        return _binary(request, pack_columns(found, run=run, metric=metric, layer=layer, labels=labels))
+
+    def _alerts(self, request: wrappers.Request) -> Any:
+        return http_util.Respond(request, self._store.alerts(_context(request), _experiment(request), _run(request)), "application/json")
+
+
+def _app(answer: Callable[[wrappers.Request], Any]) -> Callable[..., Any]:
+    """A WSGI application. Whatever goes wrong is told to the tab; TensorBoard serves on."""
+
+    @wrappers.Request.application
+    def application(request: wrappers.Request) -> Any:
+        try:
+            return answer(request)
+        except LookupError as error:
+            return http_util.Respond(request, {"error": str(error.args[0] if error.args else error)}, "application/json", code=404)
+        except Exception as error:
+            _log.warning("collapse_monitor: %s", request.path, exc_info=True)
+            return http_util.Respond(request, {"error": f"{type(error).__name__}: {error}"}, "application/json", code=500)
+
+    return application
+
+
+def _binary(request: wrappers.Request, content: bytes) -> Any:
+    return http_util.Respond(request, content, "application/octet-stream")
+
+
+def _run(request: wrappers.Request) -> str:
+    return request.args.get("run", "")
+
+
+def _context(request: wrappers.Request) -> Any:
+    from tensorboard import plugin_util
+
+    return plugin_util.context(request.environ)
+
+
+def _experiment(request: wrappers.Request) -> str:
+    from tensorboard import plugin_util
+
+    return plugin_util.experiment_id(request.environ)
