@@ -54,11 +54,11 @@ def fold_extremes(columns: Columns, found: Sequence[tuple[int, NDArray[Any]]], c
     """Columns of a log that was thinned out, with the extremes of its windows put back.
 
     `found` holds pairs of a step and the `[4, row]` that `Envelope.take` gave for it. Each extreme goes into the column that stands for
-    its step: columns here reach up to the next one.
+    its step, which is the one before; that column then reaches up to it.
     """
     if not found or not len(columns.first):
         return columns
-    values = columns.values.copy()
+    values, last = columns.values.copy(), columns.last.copy()
     middle = _median(values)
     rows = np.arange(values.shape[1])
     for step, window in found:
@@ -75,7 +75,7 @@ def fold_extremes(columns: Columns, found: Sequence[tuple[int, NDArray[Any]]], c
         badness = _badness(worst, middle, collapse) > _badness(there, middle, collapse)
         worse = ~np.isnan(worst) & (np.isnan(there) | badness)
         values[at[worse], rows[worse]] = worst[worse]
-    last = np.maximum(columns.last, np.append(columns.first[1:] - 1, columns.last[-1:]))
+        np.maximum.at(last, at[worse], (step - ago)[worse])
     return Columns(columns.first, last, values, columns.kept)
 
 

@@ -25,7 +25,8 @@ class CollapsePlugin(base_plugin.TBPlugin):
     plugin_name = naming.PLUGIN
 
     def __init__(self, context: base_plugin.TBContext) -> None:
-        self._store = Store(context.data_provider)
+        kept = getattr(context.flags, "samples_per_plugin", None) or {}
+        self._store = Store(context.data_provider, kept.get(naming.PLUGIN))
         static = resources.files("collapse_monitor") / "tensorboard_plugin" / "static"
         # Only files that were there at the start are served: no path of a request reaches the file system.
         self._files = {file.name: file.read_bytes() for file in static.iterdir() if file.is_file()}

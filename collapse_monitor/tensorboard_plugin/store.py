@@ -18,17 +18,22 @@ EVERYTHING = 1_000_000_000
 
 
 class Store:
-    """Reads through TensorBoard's data provider, which is the same for its fast and its slow loader."""
+    """Reads through TensorBoard's data provider, which is the same for its fast and its slow loader.
 
-    def __init__(self, provider: Any) -> None:
-        self._provider = provider
+    Args:
+        provider: TensorBoard's.
+        limit: how many readings of a tag TensorBoard keeps; 0 for all of them, None where unknown.
+    """
+
+    def __init__(self, provider: Any, limit: int | None = None) -> None:
+        self._provider, self._limit = provider, limit
 
     def index(self, context: Any, experiment: str) -> dict[str, Any]:
         """All runs with data of ours: layers, metrics with unit, range and the end that means collapse, and whether heads were logged."""
         listed = self._list(context, experiment, naming.PLUGIN)
         alerting = self._list(context, experiment, naming.ALERT_PLUGIN)
         runs = [_describe(name, listed.get(name, {})) for name in sorted({*listed, *alerting})]
-        return {"version": naming.FORMAT_VERSION, "runs": runs}
+        return {"version": naming.FORMAT_VERSION, "limit": self._limit, "runs": runs}
 
     def series(self, context: Any, experiment: str, run: str, metric: str, start: float | None, end: float | None, columns: int) -> Columns:
         """`[column, layer]` of a metric between two steps.
