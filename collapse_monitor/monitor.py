@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from collapse_monitor.arguments import check_choice, whole_step
-from collapse_monitor.capture.plan import Plan
+from collapse_monitor.capture.learning import Learning
 from collapse_monitor.capture.probe import Probed
 from collapse_monitor.capture.sampling import Sampler
 from collapse_monitor.capture.selection import Selection
@@ -29,9 +29,6 @@ from collapse_monitor.schedule import Schedule
 logger = logging.getLogger("collapse_monitor")
 
 _UNSAMPLED: AbstractContextManager[None] = nullcontext()
-
-_MOST_RELEARNT = 5
-"""How often a model whose parts run by chance is watched anew."""
 
 
 class Monitor:
@@ -94,8 +91,7 @@ class Monitor:
         self._strict = on_error == "raise"
         self._ledger = Ledger(Judge(rules, mute), Sinks(sinks), self.schedule, ranks == "all", self._strict)
         self._sampler = Sampler(max_sequences, max_tokens, max_queries)
-        self._plan: Plan | None = None
-        self._relearn, self._relearnt = False, 0
+        self._learning = Learning()
         self._features = PooledFeatures()
         self._open = self._closed = False
         self._observed: Observed | Probed | None = None
@@ -150,7 +146,7 @@ class Monitor:
             faults.append(error)
             self._ledger.say(f"{what}: {type(error).__name__}: {error}", kind=f"{what}: {type(error).__name__}")
 
-        plan = None if self._relearn else self._plan
+        plan = self._learning.plan_for(self.model)
         discovering = plan is None
         self._ledger.settle()
         self._ledger.expect()
@@ -222,13 +218,16 @@ class Monitor:
             if not raised:
                 self._ledger.say("the model's forward raised inside the observed window: that step was not read")
             return
-        problem = self._learn(observed)
+        problem = self._learning.learn(observed)
         if problem is not None:
             if self._strict:
                 raise ValueError(problem)
             self._ledger.say(problem)
             return
         missing = dict(observed.missing)
+        unread = [site.name for site in observed.sites.values() if site.name in missing]
+        if unread and len(unread) == len(observed.sites):
+            self._ledger.say(f"no layer could be read, first {unread[0]}: {missing[unread[0]]}", kind="no layer could be read")
         if observed.backward_seen:
             receiver.parameters(*self._parameter_gradients(observed, scale), unknown=observed.unknown_weights)
         else:
@@ -252,26 +251,6 @@ class Monitor:
             return None if parameter.grad is None else parameter.grad.detach() / left.get(id(parameter), scale)
 
         return (*observed.parameter_gradients(unscaled), 1.0)
-
-    def _learn(self, observed: Observed | Probed) -> str | None:
-        """Keep the plan of a first window; a sentence when there is nothing to watch."""
-        if not observed.heard_forward:
-            return (
-                "the model was not called inside the observed window: put its forward into `with monitor.observe(step):` "
-                "(a training step that is compiled as a whole hides it: compile the model instead)"
-            )
-        if self._relearn and self._plan is not None and observed.plan is not None:
-            self._relearn = False
-            if len(observed.plan.missing) < len(self._plan.missing):
-                self._plan = observed.plan
-        elif observed.outgrown and self._relearnt < _MOST_RELEARNT:
-            self._relearn, self._relearnt = True, self._relearnt + 1
-        if self._plan is None and observed.plan is not None:
-            problem = observed.plan.problem()
-            if problem is not None:
-                return problem
-            self._plan = observed.plan
-        return None
 
     # -- what the user hands in and takes out
 
@@ -315,7 +294,8 @@ class Monitor:
     @property
     def sites(self) -> tuple[Site, ...]:
         """What is listened to, in order of entry; empty before the first sampled step."""
-        return tuple(self._plan.sites.values()) if self._plan is not None else ()
+        plan = self._learning.plan
+        return tuple(plan.sites.values()) if plan is not None else ()
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint needs, JSON-able, so that a resumed run neither warms up nor fires again."""

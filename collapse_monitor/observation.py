@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from collapse_monitor.metrics import Reads
 
@@ -88,3 +90,26 @@ class Receiver(Protocol):
 
     def qv_gradient(self, key: Key, role: str, gradient: Float[Tensor, ...]) -> None:
         """dL/dq or dL/dv (`role` is "q" or "v") of an attention, as its kernel got them; reduced now."""
+
+
+def reason_against(tensor: object, axes: int | None = None) -> str | None:
+    """Why a tensor cannot be read, or None if it can: dense, floating, with values, of this process, with so many axes."""
+    if not isinstance(tensor, Tensor):
+        return f"a {type(tensor).__name__} in place of a tensor"
+    if tensor.is_nested:
+        return "a nested tensor"
+    if tensor.layout is not torch.strided:
+        return f"a sparse tensor ({tensor.layout})"
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return "a tensor inside torch.vmap or torch.func, without values of its own: read the model outside of it, with probe()"
+    if tensor.device.type == "meta" or isinstance(tensor, FakeTensor):
+        return "a tensor on the meta device, without values"
+    if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        return f"a {type(tensor).__name__}, which this process does not hold as a plain tensor"
+    if tensor.is_quantized or not tensor.is_floating_point():
+        return f"a tensor of {tensor.dtype}, not floating point"
+    if tensor.numel() == 0:
+        return f"an empty tensor of shape {list(tensor.shape)}"
+    if axes is not None and tensor.ndim != axes:
+        return f"a tensor of {tensor.ndim} axes, {axes} expected"
+    return None

@@ -179,7 +179,7 @@ class Listening(Reader, TorchFunctionMode):
     # -- what is done at a place
 
     def _take(self, place: Place, tensor: Tensor, layout: Layout, key: Key | None) -> None:
-        if place in self._samples or not is_readable(tensor):
+        if place in self._samples or not self.readable(tensor, key):
             if key is not None and place in self._samples:
                 self._listen_gradient(key, tensor)
             return
@@ -208,19 +208,19 @@ class Listening(Reader, TorchFunctionMode):
         def action(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
             if plan.how == "sdpa":
                 call = SdpaCall.of(args, kwargs)
-                if not is_readable(call.query):
+                if not self.readable(call.query, plan.key):
                     return
                 observation = sdpa_rows(call, plan.folding, self.sampler)
                 self._operand_of(plan.key, "q", call.query, plan.maps[0])
                 self._operand_of(plan.key, "v", call.value, plan.maps[0])
             elif plan.how == "flex":
                 flex = FlexCall.of(args, kwargs)
-                if not is_readable(flex.query):
+                if not self.readable(flex.query, plan.key):
                     return
                 observation = flex_rows(flex, self.sampler)
                 self._operand_of(plan.key, "q", flex.query, plan.maps[0])
                 self._operand_of(plan.key, "v", flex.value, plan.maps[0])
-            elif plan.axes is not None and isinstance(result, Tensor) and is_readable(result):
+            elif plan.axes is not None and isinstance(result, Tensor) and self.readable(result, plan.key):
                 observation = softmax_rows(args[0], result, plan.axes, self.sampler)
             else:
                 return
@@ -281,7 +281,11 @@ class Listening(Reader, TorchFunctionMode):
                 self.receiver.block(block.key, BlockObservation(sample, given))
             elif sample is not None:
                 self.missing[block.site.name] = _STRAYED
+            elif block.key in self.refused:
+                self.missing[block.site.name] = self.refused[block.key]
         for attention in self._plan.attentions:
+            if attention.key in self.refused and attention.key not in self.heard:
+                self.missing[attention.site.name] = self.refused[attention.key]
             if any(place.ordinal and self._strayed(place) for place in attention.maps):
                 self.missing[attention.site.name] = _STRAYED
                 sites = {("strayed", *key) if key == attention.key else key: site for key, site in sites.items()}

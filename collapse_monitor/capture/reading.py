@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes, _get_current_di
 from collapse_monitor.capture.hooks import GradientHooks
 from collapse_monitor.capture.sampling import Sampler
 from collapse_monitor.capture.tensors import is_plain
-from collapse_monitor.observation import Receiver
+from collapse_monitor.observation import Receiver, reason_against
 
 Fault = Callable[[str, BaseException], None]
 
@@ -55,6 +55,14 @@ class Reader:
         self.seconds = 0.0  # of the host, spent in here
         self.at_backward: Callable[[], None] = lambda: None
         self.missing: dict[str, str] = {}  # site -> why this forward did not give it
+        self.refused: dict[object, str] = {}  # place -> why its tensor could not be read
+
+    def readable(self, tensor: Tensor, place: object) -> bool:
+        """Whether this tensor can be read; if not, the reason is kept under its place."""
+        reason = reason_against(tensor)
+        if reason is not None:
+            self.refused.setdefault(place, reason)
+        return reason is None
 
     def guarded(self, what: str, read: Callable[..., None], *args: Any) -> None:
         """Run `read` without gradients and autocast; report what it raises."""

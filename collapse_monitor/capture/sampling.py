@@ -66,6 +66,21 @@ def as_added(branch: TokenSample, stream: TokenSample, alpha: float, side: int, 
     return branch, stream
 
 
+class Itself:
+    """Part of a key that means this very object, and keeps it: no other one can come to its address."""
+
+    __slots__ = ("_object",)
+
+    def __init__(self, thing: object) -> None:
+        self._object = thing
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Itself) and other._object is self._object
+
+    def __hash__(self) -> int:
+        return id(self._object)
+
+
 @dataclass(slots=True, eq=False)
 class Sampler:
     """Picks samples for one window; index tensors are made once per shape. None means all.
@@ -127,7 +142,7 @@ class Sampler:
         mask = sample.mask
         if mask is None:
             return sample.hidden
-        padding = self.kept(("padding", id(mask)), lambda: ~mask[..., None], for_window=True)
+        padding = self.kept(("padding", Itself(mask)), lambda: ~mask[..., None], for_window=True)
         return sample.hidden.masked_fill(padding, 0)
 
     def valid_rows(self, batch: int, length: int) -> tuple[Int[Tensor, "sequence query"], Bool[Tensor, "sequence query"]] | None:
@@ -138,7 +153,7 @@ class Sampler:
     def _positions(self, mask: Bool[Tensor, "batch token"], length: int, wanted: int | None) -> tuple[Tensor, Tensor]:
         """Stride midpoints over the valid positions of each sampled sequence, and which of them exist. No copy to the host."""
 
-        def made() -> tuple[Tensor, Tensor, Tensor]:
+        def made() -> tuple[Tensor, Tensor]:
             chosen = mask.index_select(0, self.sequences(mask.shape[0], mask.device))
             count = chosen.sum(1, keepdim=True)
             taken = length if wanted is None else min(length, wanted)
@@ -146,9 +161,9 @@ class Sampler:
             fewer = count.clamp(min=1, max=taken)
             nth = ((2 * step + 1) * count).div(2 * fewer, rounding_mode="floor").minimum((count - 1).clamp(min=0))
             order = chosen.to(torch.uint8).argsort(dim=1, descending=True, stable=True)
-            return order.gather(1, nth), step < count, mask  # kept with it: no other mask may come to its address
+            return order.gather(1, nth), step < count
 
-        return self.kept(("positions", id(mask), wanted), made, for_window=True)[:2]
+        return self.kept(("positions", Itself(mask), wanted), made, for_window=True)
 
     def _index(self, count: int, wanted: int | None, device: torch.device) -> Tensor:
         key = ("midpoints", count, wanted, device)

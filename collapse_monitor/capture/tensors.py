@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from collapse_monitor.observation import reason_against
+
 Path = tuple[object, ...]
 """Where a tensor sits in a returned structure: indices, keys and field names."""
 
@@ -58,4 +60,4 @@ def is_plain(tensor: Tensor) -> bool:
 
 def is_readable(tensor: Tensor) -> bool:
     """Plain, floating point, with something in it."""
-    return is_plain(tensor) and tensor.is_floating_point() and tensor.numel() > 0
+    return reason_against(tensor) is None

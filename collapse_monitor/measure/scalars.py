@@ -12,8 +12,7 @@ from torch import Tensor
 from collapse_monitor.measure.demand import Demand
 from collapse_monitor.measure.faults import Faults
 from collapse_monitor.measure.pack import Pack, Parcel, Slot
-from collapse_monitor.measure.plain import reason_against
-from collapse_monitor.observation import Key
+from collapse_monitor.observation import Key, reason_against
 
 _Norms = list[tuple[Slot, int]]
 """Norms to be joined: the slot of a tensor of norms and the place in it."""

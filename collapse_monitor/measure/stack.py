@@ -11,8 +11,7 @@ from einops import rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from collapse_monitor.measure.plain import reason_against
-from collapse_monitor.observation import BlockObservation, Key, TokenSample
+from collapse_monitor.observation import BlockObservation, Key, TokenSample, reason_against
 
 T = TypeVar("T")
 

@@ -16,11 +16,10 @@ from collapse_monitor.measure.demand import WEIGHTS, Demand
 from collapse_monitor.measure.faults import Faults
 from collapse_monitor.measure.host import Array
 from collapse_monitor.measure.pack import Pack, Parcel, Slot
-from collapse_monitor.measure.plain import reason_against
 from collapse_monitor.measure.precision import gram, gram_in_parts, product
 from collapse_monitor.measure.stack import LARGEST_STACK
 from collapse_monitor.metrics import Reads
-from collapse_monitor.observation import Key, WeightObservation
+from collapse_monitor.observation import Key, WeightObservation, reason_against
 
 SQUARINGS = 14
 """Power iteration begins with the power 2**14 of a small matrix: singular values closer than about 1e-4 are not told apart."""

@@ -14,14 +14,13 @@ from collapse_monitor.measure.faults import Faults
 from collapse_monitor.measure.heads import AttentionEvaluation
 from collapse_monitor.measure.pack import Pack
 from collapse_monitor.measure.pending import Outline, Pending
-from collapse_monitor.measure.plain import reason_against
 from collapse_monitor.measure.pooled import PooledFeatures
 from collapse_monitor.measure.precision import undisturbed
 from collapse_monitor.measure.scalars import ScalarEvaluation
 from collapse_monitor.measure.stack import reason_against_sample
 from collapse_monitor.measure.weights import WeightEvaluation
 from collapse_monitor.metrics import Metric
-from collapse_monitor.observation import AttentionObservation, BlockObservation, Key, WeightObservation
+from collapse_monitor.observation import AttentionObservation, BlockObservation, Key, WeightObservation, reason_against
 from collapse_monitor.records import Site
 
 

@@ -45,7 +45,8 @@ class Trace(TorchFunctionMode):
         self._begun = False  # what happens before the model or a part of it is called is no forward
         self._listener, self._fault = listener, fault
         self._names = {id(module): name for name, module in model.named_modules()}
-        self._static = {id(tensor): name for name, tensor in (*model.named_parameters(), *model.named_buffers())}
+        # with the tensors: weights that come and go, as those of an offloaded model, must not meet an old address
+        self._static = {id(tensor): (name, tensor) for name, tensor in (*model.named_parameters(), *model.named_buffers())}
         self._values: Any = WeakTensorKeyDictionary()
         self._count = 0
         self._splits = Splits()
@@ -126,7 +127,7 @@ class Trace(TorchFunctionMode):
         """The value a tensor holds now; one never seen is a weight or comes from outside."""
         value = self._values.get(tensor)
         if value is None:
-            name = self._static.get(id(tensor))
+            name, _ = self._static.get(id(tensor), (None, None))
             static = name is not None or isinstance(tensor, nn.Parameter)
             value = self._new(tensor, fresh_axes(_shape(tensor)), static)
             value.parameter = name

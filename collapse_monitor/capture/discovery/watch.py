@@ -30,6 +30,7 @@ from collapse_monitor.records import Site
 _PROJECTIONS = CONVOLUTIONS | {"linear", "addmm"}
 _MOST_JOINED = 8
 """Additions remembered for an attention: the first ones may still be part of how it makes its weights."""
+_LATER = "only the rest of this first forward told how to read it: read from the next sampled step on"
 _SCORED = ("data", "query", "constant", "unknown")
 
 
@@ -111,7 +112,7 @@ class Discovery(Reader):
         tokens = [event.query_label for event in inside or self.events[:1]] or [()]
         shapes = {value.shape for value, _, _ in given}
         for (_, value), (_, tensor) in zip(frame.outputs, leaves(result), strict=True):
-            if is_readable(tensor) and is_hidden(value) and (value.shape in shapes or len(value.shape) <= 3):
+            if is_hidden(value) and (value.shape in shapes or len(value.shape) <= 3) and self.readable(tensor, value.index):
                 self._sample(value, tensor, tokens)
                 self._watch_gradient(value, tensor)
         for value, tensor, version in given:
@@ -123,21 +124,21 @@ class Discovery(Reader):
     def _rows(self, event: Event, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         if event.how == "sdpa":
             call = SdpaCall.of(args, kwargs)
-            if not is_readable(call.query):
+            if not self.readable(call.query, event):
                 return
             observation = sdpa_rows(call, event.folding, self.sampler)
             self._watch_operand(event.operation.index, 0, call.query)
             self._watch_operand(event.operation.index, 1, call.value)
         elif event.how == "flex":
             flex = FlexCall.of(args, kwargs)
-            if not is_readable(flex.query):
+            if not self.readable(flex.query, event):
                 return
             observation = flex_rows(flex, self.sampler)
             self._watch_operand(event.operation.index, 0, flex.query)
             self._watch_operand(event.operation.index, 1, flex.value)
         elif event.axes is not None and isinstance(args[0] if args else None, Tensor):
             source = args[0]
-            if not is_readable(source) or not is_readable(result):
+            if not self.readable(source, event) or not self.readable(result, event):
                 return
             observation = softmax_rows(source, result, event.axes, self.sampler)
         else:
@@ -155,8 +156,8 @@ class Discovery(Reader):
             not heard
             or len(tensors) < 2
             or not isinstance(result, Tensor)
-            or not is_readable(result)
             or not is_hidden(operation.outputs[0])
+            or not self.readable(result, operation.outputs[0].index)
         ):
             return
         if operation.inputs[0].shape == operation.inputs[1].shape and operation.outputs[0].producer is operation:
@@ -235,9 +236,7 @@ class Discovery(Reader):
             self._gradient_keys[output.index if output is not None else -1] = block.key
             sample = self._sampled(output, block.layout)
             if sample is None and not block.missing:
-                self.missing[block.site.name] = (
-                    "only the rest of this first forward told how to read it: read from the next sampled step on"
-                )
+                self.missing[block.site.name] = self.refused.get(output.index if output is not None else None, _LATER)
             if sample is not None:
                 self.receiver.block(block.key, BlockObservation(sample, self._sampled(given, block.layout)))
         sites: dict[Key, Site] = {block.key: block.site for block, _, _ in made.blocks}
@@ -245,6 +244,8 @@ class Discovery(Reader):
             # the rows of an inverted map were read along the wrong axis: they come with the next window
             key: Key = ("inverted" if found.first.inverted else "event", found.first.operation.index)
             sites[key] = attention.site
+            if found.first in self.refused:
+                self.missing[attention.site.name] = self.refused[found.first]
             self._deliver_waiting(
                 key, [event.operation.index for event in found.events if found.parallel_heads] or [found.first.operation.index]
             )

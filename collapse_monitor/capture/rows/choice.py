@@ -9,7 +9,7 @@ from einops import rearrange
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from collapse_monitor.capture.sampling import Sampler
+from collapse_monitor.capture.sampling import Itself, Sampler
 
 INVISIBLE = -9999.0
 """Additive mask values and masked scores at or below this count as invisible: models mask with -1e4, -1e9, finfo.min or -inf."""
@@ -72,4 +72,4 @@ class RowChoice:
             visible = positions <= self.picks[2][..., None]
             return visible, ~visible
 
-        return sampler.kept(("earlier", id(self), keys), made, for_window=True)
+        return sampler.kept(("earlier", Itself(self), keys), made, for_window=True)
