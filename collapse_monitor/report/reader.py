@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ class Run:
         sites: names of the attention sites in order of entry.
         alerts: all alerts, oldest first.
         about: per metric its unit, range and the end that means collapse, where the log says so.
+        site_layers: per attention site the layer it runs in; None outside all blocks.
     """
 
     path: Path
@@ -38,6 +39,7 @@ class Run:
     sites: tuple[str, ...] = ()
     alerts: tuple[Alert, ...] = ()
     about: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    site_layers: tuple[int | None, ...] = ()
     _layers: Mapping[str, Rows] = field(default_factory=dict, repr=False)
     _heads: Mapping[str, Rows] = field(default_factory=dict, repr=False)
 
@@ -67,11 +69,23 @@ class Run:
         """
         return self._stacked(metric, self._heads, 2)
 
+    def logged_heads(self, metric: str) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """The steps that carry heads, and their `[step, site, head]`: long logs have few of them.
+
+        Raises:
+            KeyError: the run has no such metric per head; the message lists those it has.
+        """
+        known = set(map(int, self.steps)) & self._heads.get(metric, {}).keys()
+        steps = np.array(sorted(known), dtype=np.int64)
+        return steps, replace(self, steps=steps).heads(metric)
+
     def _stacked(self, metric: str, rows: Mapping[str, Rows], dims: int) -> NDArray[np.float64]:
         if metric not in rows:
             raise KeyError(f"{self.path} has no {'heads' if dims == 2 else 'readings'} of {metric!r}; it has {', '.join(rows) or 'none'}")
         found = rows[metric]
         shape = tuple(max((row.shape[dim] for row in found.values()), default=0) for dim in range(dims))
+        if len(found) == len(self.steps) and all(row.shape == shape for row in found.values()):
+            return np.array([found[int(step)] for step in self.steps], dtype=np.float64).reshape(len(self.steps), *shape)
         stacked = np.full((len(self.steps), *shape), np.nan)
         for index, step in enumerate(self.steps):
             row = found.get(int(step))
@@ -95,21 +109,33 @@ def read(path: str | os.PathLike[str]) -> Run:
     FileNotFoundError: no/such/folder: no such file or folder
     """
     path = Path(path)
+    found = read_runs(path)
+    if len(found) > 1:
+        raise ValueError(f"{path} holds {len(found)} runs, read one of them: {', '.join(str(run.path) for run in found)}")
+    return found[0]
+
+
+def read_runs(path: str | os.PathLike[str]) -> tuple[Run, ...]:
+    """All runs below a folder, or the one in a file, as `read` reads them; sorted by path.
+
+    Raises:
+        FileNotFoundError: there is nothing at `path`, or nothing of ours in it.
+        ValueError: a log was written by a newer version of the package.
+    """
+    path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file or folder")
     if path.is_file() and "tfevents" not in path.name:
-        return _read_jsonl(path)
+        return (_read_jsonl(path),)
     runs: dict[Path, list[Path]] = {}
     for file in [path] if path.is_file() else sorted(path.rglob("*tfevents*")):
         runs.setdefault(file.parent, []).append(file)
-    found = {folder: run for folder, files in runs.items() if (run := _read_folder(folder, files)) is not None}
+    found = [run for folder, files in sorted(runs.items()) if (run := _read_folder(folder, files)) is not None]
     if not found and path.is_dir():
-        found = {file: _read_jsonl(file) for file in sorted(path.rglob("*.jsonl")) if _is_ours(file)}
+        found = [_read_jsonl(file) for file in sorted(path.rglob("*.jsonl")) if _is_ours(file)]
     if not found:
         raise FileNotFoundError(f"{path}: nothing written by collapse_monitor in it")
-    if len(found) > 1:
-        raise ValueError(f"{path} holds {len(found)} runs, read one of them: {', '.join(map(str, found))}")
-    return next(iter(found.values()))
+    return tuple(found)
 
 
 def _read_folder(folder: Path, files: Sequence[Path]) -> Run | None:
@@ -133,11 +159,13 @@ def _read_jsonl(path: Path) -> Run:
         check_version(record)
         snapshot = Snapshot.from_dict(record)
         collected.begin(snapshot.step)
-        about = {"layers": [site.name for site in snapshot.block_sites], "sites": [site.name for site in snapshot.attention_sites]}
+        attention = snapshot.attention_sites
+        heads = {"sites": [site.name for site in attention], "site_layers": [site.layer for site in attention]}
+        layers = {"layers": [site.name for site in snapshot.block_sites]}
         for metric in snapshot.metrics:
-            collected.put(snapshot.step, metric, np.array(snapshot.series(metric)), {"layers": about["layers"]})
+            collected.put(snapshot.step, metric, np.array(snapshot.series(metric)), layers)
         for metric in snapshot.attention:
-            collected.put(snapshot.step, metric, _padded(snapshot.heads(metric)), {"sites": about["sites"]})
+            collected.put(snapshot.step, metric, _padded(snapshot.heads(metric)), heads)
         collected.alerts.extend((snapshot.step, _alert(alert)) for alert in record.get("alerts", ()))
     if not collected.steps:
         raise FileNotFoundError(f"{path}: nothing written by collapse_monitor in it")
@@ -154,7 +182,7 @@ class _Collected:
         self._layers: dict[str, dict[int, NDArray[Any]]] = {}
         self._heads: dict[str, dict[int, NDArray[Any]]] = {}
         self._about: dict[str, dict[str, Any]] = {}
-        self._names: dict[str, tuple[str, ...]] = {"layers": (), "sites": ()}
+        self._names: dict[str, tuple[Any, ...]] = {"layers": (), "sites": (), "site_layers": ()}
 
     def begin(self, step: int) -> None:
         if self.steps and step < self._last:
@@ -181,6 +209,7 @@ class _Collected:
             steps=np.array(sorted(self.steps), dtype=np.int64),
             layers=self._names["layers"],
             sites=self._names["sites"],
+            site_layers=self._names["site_layers"],
             alerts=tuple(alert for _, alert in self.alerts),
             about={metric: about for metric, about in self._about.items() if about},
             _layers=self._layers,
