@@ -168,7 +168,7 @@ def test_generation_inside_a_window_reads_the_prompt_and_writes_the_same() -> No
     model = llama().eval()
 
     def generated() -> Tensor:
-        return model.generate(IDS, max_new_tokens=4, do_sample=False, pad_token_id=0)  # type: ignore[no-any-return]
+        return model.generate(IDS, max_new_tokens=4, do_sample=False, pad_token_id=0)
 
     expected = generated()
     monitor = strict(model)
