@@ -58,6 +58,7 @@ class _Crate:
     landed: Tensor | None
     event: torch.cuda.Event | None
     bytes: int
+    opened: Array | None = None
 
     @classmethod
     def of(cls, flat: Float[Tensor, " value"]) -> _Crate:
@@ -77,6 +78,11 @@ class _Crate:
         return self.event is None or self.event.query()
 
     def open(self) -> Array:
+        if self.opened is None:
+            self.opened = self._unpacked()
+        return self.opened
+
+    def _unpacked(self) -> Array:
         if self.event is not None:
             self.event.synchronize()
         if self.landed is None:
