@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +17,8 @@ from collapse_monitor.records import Alert, Severity, Snapshot
 from collapse_monitor.report import naming
 from collapse_monitor.report.envelope import RANGE, Envelope
 from collapse_monitor.report.summary import finite, summarise
+
+_log = logging.getLogger("collapse_monitor")
 
 HEADS_EVERY = 20
 """Snapshots between two that carry every head: they are ten times as large."""
@@ -65,6 +68,10 @@ class DenseEvents:
             summary.value.add(tag=tag, simple_value=value)
         if self._waiting:
             self._add_alerts(summary)
+        if self._written == 0:
+            _log.info(
+                "TensorBoard has a tab Collapse. Where it is missing, see the most telling curves: %s", naming.pinned_url(snapshot.metrics)
+            )
         file.add_summary(summary, snapshot.step)
         self._written += 1
         self._tell(snapshot.step)

@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 
 from collapse_monitor.report.naming import ALERT_PLUGIN, PLUGIN
 
+_KINDS = {1: np.float32, 19: np.float16}
+"""By number in TensorFlow's `DataType`: DT_FLOAT and DT_HALF."""
+
 _LARGEST_RECORD = 1 << 30
 """Bytes. A longer one is no record but a broken file."""
 
@@ -47,16 +50,29 @@ def read_events(path: Path) -> Iterator[tuple[int, list[LoggedTensor], list[dict
             tensors: list[LoggedTensor] = []
             alerts: list[dict[str, Any]] = []
             for value in event.summary.value:
-                owner = value.metadata.plugin_data.plugin_name
-                if owner in (PLUGIN, ALERT_PLUGIN):
-                    about[value.tag] = (owner, json.loads(value.metadata.plugin_data.content or b"{}"))
-                owner, content = about.get(value.tag, ("", {}))
+                known = about.get(value.tag)
+                if known is None:
+                    if not value.HasField("metadata"):
+                        continue
+                    plugin = value.metadata.plugin_data
+                    ours = plugin.plugin_name in (PLUGIN, ALERT_PLUGIN)
+                    known = about[value.tag] = (plugin.plugin_name, _content(plugin.content) if ours else {})
+                owner, content = known
                 if owner == PLUGIN:
                     tensors.append(LoggedTensor(content.get("metric", value.tag.rpartition("/")[2]), _array(value.tensor), content))
                 elif owner == ALERT_PLUGIN:
                     alerts.extend(alert for text in value.tensor.string_val for alert in json.loads(text))
             if tensors or alerts:
                 yield event.step, tensors, alerts
+
+
+def _content(data: bytes) -> dict[str, Any]:
+    """What a log says about a tag; nothing where somebody else wrote under our name."""
+    try:
+        content = json.loads(data or b"{}")
+    except ValueError:
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def _records(file: BinaryIO) -> Iterator[bytes]:
@@ -72,11 +88,10 @@ def _records(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _array(tensor: Any) -> NDArray[Any]:
-    from tensorboard.compat.proto.types_pb2 import DT_FLOAT, DT_HALF
-
     shape = [dim.size for dim in tensor.tensor_shape.dim]
-    if tensor.dtype in (DT_FLOAT, DT_HALF) and tensor.tensor_content:
-        return np.frombuffer(tensor.tensor_content, np.float16 if tensor.dtype == DT_HALF else np.float32).reshape(shape)
+    kind, content = _KINDS.get(tensor.dtype), tensor.tensor_content
+    if kind is not None and content:
+        return np.frombuffer(content, kind).reshape(shape)
     # Rewritten by somebody: the value in another of the fields a TensorProto has, or empty.
     from tensorboard.util.tensor_util import make_ndarray
 

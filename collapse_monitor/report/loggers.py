@@ -56,6 +56,8 @@ class LoggerSink:
 
     def close(self) -> None:
         """The loggers belong to others and stay open."""
+        for dense in self._dense.values():
+            dense.close()
         self._dense.clear()
 
     def _dense_events(self, logger: Any) -> DenseEvents | None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import json
 import re
+from collections.abc import Collection
+from urllib.parse import quote
 
 from collapse_monitor.records import FORMAT_VERSION
 
@@ -94,6 +97,34 @@ def has_scalars(metric: str) -> bool:
     return metric not in DENSE_ONLY
 
 
+TELLING = (
+    "collapse_summary/token_similarity_max",
+    "collapse_summary/effective_rank_min",
+    "collapse_summary/relative_residual_min",
+    "collapse_summary/attention_uniformity_max",
+    "collapse_summary/attention_uniformity_min",
+    "collapse_summary/max_logit_max",
+    "collapse_summary/qk_to_v_gradient_min",
+    "collapse_summary/gradient_norm_min",
+    "collapse_summary/branch_ratio_min",
+    NONFINITE_LAYERS,
+)
+"""The ten curves to look at first: TensorBoard pins ten cards at most."""
+
+
+def pinned_url(metrics: Collection[str], host: str = "http://localhost:6006/") -> str:
+    """TensorBoard's Time Series tab with the most telling curves pinned on top, of the metrics that are logged.
+
+    >>> pinned_url(["effective_rank"])
+    'http://localhost:6006/?pinnedCards=%5B%7B%22plugin%22%3A%22scalars%22%2C%22tag%22%3A%22collapse_summary%2Feffective_rank_min%22%7D%5D&smoothing=0#timeseries'
+    """
+    logged = {summary_tag(metric, statistic) for metric in metrics if has_scalars(metric) for statistic in STATISTICS}
+    if "nonfinite" in metrics:
+        logged.add(NONFINITE_LAYERS)
+    cards = [{"plugin": "scalars", "tag": tag} for tag in TELLING if tag in logged]
+    return f"{host}?pinnedCards={quote(json.dumps(cards, separators=(',', ':')), safe='')}&smoothing=0#timeseries"
+
+
 @functools.cache
 def _clean(metric: str) -> str:
     return re.sub(r"[^a-z0-9_]", "_", metric.lower())
@@ -108,9 +139,11 @@ __all__ = [
     "NONFINITE_LAYERS",
     "PLUGIN",
     "STATISTICS",
+    "TELLING",
     "dense_tag",
     "has_scalars",
     "head_tag",
+    "pinned_url",
     "range_tag",
     "summary_tag",
 ]

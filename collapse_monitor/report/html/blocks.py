@@ -60,7 +60,7 @@ def encode(blocks: Sequence[Block], runs: Sequence[str]) -> Iterator[tuple[str, 
     exact = sum(block.columns.values.size for block in blocks) <= EXACT
     for block in blocks:
         data = pack_columns(block.columns, **block.about) if exact else quantise(block.columns, **block.about)
-        yield block.key(runs), base64.b64encode(gzip.compress(data, compresslevel=9, mtime=0)).decode()
+        yield block.key(runs), base64.b64encode(gzip.compress(data, compresslevel=6, mtime=0)).decode()
 
 
 def quantise(columns: Columns, **about: Any) -> bytes:

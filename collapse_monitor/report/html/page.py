@@ -25,6 +25,7 @@ def compose(runs: Mapping[str, Run]) -> str:
     script, style = bundle("report"), read_static("style.css") + read_static("report.css")
     stories = {name: tell(run) for name, run in runs.items()}
     order = sorted(stories, key=lambda name: -(severity.rank if (severity := stories[name].severity) else 0))
+    runs = {name: runs[name] for name in order}  # the gravest first
     policy = (
         f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data:; base-uri 'none'; form-action 'none'"
     )
@@ -46,7 +47,7 @@ def compose(runs: Mapping[str, Run]) -> str:
 <header class="report"><h1>Collapse report</h1>
 <p class="soft">{len(runs)} {"run" if len(runs) == 1 else "runs"}, written by collapse_monitor {escape(__version__)}</p></header>
 <main>
-{"".join(_run(name, stories[name], blocks) for name in order)}
+{"".join(_run(name, stories[name], blocks) for name in runs)}
 <section class="report"><h2>All readings</h2>
 <noscript><p>The drawings below need JavaScript; what is said above does not.</p></noscript></section>
 <div id="view"></div>
