@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.tensorboard import SummaryWriter
 
+from benchmarks.claims import FIGURES
 from collapse_monitor.judge.catalogue import CATALOGUE
 from collapse_monitor.metrics import DEFAULT_METRICS
 from collapse_monitor.testing import tiny_vit
@@ -97,13 +98,27 @@ def test_links_between_pages_lead_somewhere() -> None:
 
 def test_every_phenomenon_has_its_section_word_for_word() -> None:
     page = (ROOT / "docs" / "phenomena.md").read_text()
-    sections = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL))
+    sections = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", page, re.MULTILINE | re.DOTALL))  # "By symptom" is no name
     assert list(sections) == list(CATALOGUE)
     for name, phenomenon in CATALOGUE.items():
         said = sections[name].lower()
         for sentence in (phenomenon.summary, phenomenon.next_step, *phenomenon.causes, *phenomenon.remedies):
             assert sentence.lower() in said
         assert all(f"(metrics.md#{reading})" in sections[name] for reading in phenomenon.readings)
+
+
+def test_anchors_lead_to_sections() -> None:
+    anchors = {page.name: set(re.findall(r"^#+ (\w+)$", page.read_text(), re.MULTILINE)) for page in PAGES}
+    links = [(page.name, file or page.name, name) for page in PAGES for file, name in re.findall(r"\]\(([\w.]*)#(\w+)\)", page.read_text())]
+    assert len(links) > 100
+    assert [link for link in links if link[2] not in anchors[link[1]]] == []
+
+
+def test_claims_are_what_the_benchmark_measures() -> None:
+    told = dict(re.findall(r"^\| ([^|]+?) \| (-?[\d.]+) \|$", (ROOT / "docs" / "claims.md").read_text(), re.MULTILINE))
+    assert set(told) == set(FIGURES)
+    for name, figure in FIGURES.items():
+        assert figure() == pytest.approx(float(told[name]), rel=0.02, abs=0.006), name
 
 
 def test_every_default_metric_has_its_section() -> None:
