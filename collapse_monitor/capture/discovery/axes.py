@@ -79,6 +79,26 @@ def same_axis(one: Label, other: Label) -> bool:
     return bool(_unchanged(one) & _unchanged(other))
 
 
+def slides(window: Label, along: Label) -> bool:
+    """Whether `window` runs over the neighbours of every position of `along`: both were cut from one axis, which `along` covers."""
+    mine, theirs = _ancestors(window), _ancestors(along)
+    common = {key: atom for key, atom in theirs.items() if key in mine and atom.size > 1}
+    nearest = {key for key, atom in common.items() if not any(other.descends_from(atom) for other in common.values() if other is not atom)}
+    covered = math.prod(common[key].size for key in nearest)
+    return bool(nearest) and not same_axis(window, along) and 2 * size_of(along) > covered
+
+
+def _ancestors(label: Label) -> dict[int, Atom]:
+    """All atoms that lead to a label, itself included."""
+    todo, seen = list(label), dict[int, Atom]()
+    while todo:
+        atom = todo.pop()
+        if id(atom) not in seen:
+            seen[id(atom)] = atom
+            todo.extend(atom.parents)
+    return seen
+
+
 def joined_positions(whole: Label, part: Label) -> int:
     """How many positions of an axis are those of another one that was joined to something else to make it."""
     if len(whole) != 1 or same_axis(whole, part):

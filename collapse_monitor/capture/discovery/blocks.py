@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from collapse_monitor.capture.discovery.candidates import BARE, REPEATED, UNIFORM, Candidate, Runs, candidates
+from collapse_monitor.capture.discovery.candidates import BARE, NUMBERED, REPEATED, UNIFORM, Runs, candidates, joins_a_stream
 from collapse_monitor.capture.discovery.graph import Frame, Graph
 from collapse_monitor.capture.discovery.sites import FoundSite
 from collapse_monitor.capture.discovery.tree import ModuleTree, parent_of, prefixes
@@ -47,7 +47,7 @@ def find_blocks(graph: Graph, sites: list[FoundSite], mixers: list[FoundSite], t
     blocks = [block for name in names for block in _executions(name, graph, carriers, runs)]
     blocks += [FoundBlock(name, _gap(name, tree, runs), -1, ran=False) for name in sorted(_skipped(names, tree, runs))]
     blocks.sort(key=lambda block: block.start)
-    if not blocks and sites:
+    if not blocks and (len(sites) > 1 or any(joins_a_stream(site, runs) for site in sites)):
         return _inline(graph, sites)
     for block in blocks:
         if block.ran:
@@ -62,8 +62,8 @@ def _chosen(sites: list[FoundSite], tree: ModuleTree, runs: Runs, alone: bool) -
     if not proper and alone:
         return set()
     if not proper:
-        return {choice.name for choice in best.values() if choice.name or _is_root_block(choice, sites)}
-    classes = {tree.class_of(choice.name) for choice in proper.values() if choice.tier in (UNIFORM, REPEATED)} - {None}
+        return {choice.name for choice in best.values() if choice.name or _is_root_block(sites, runs)}
+    classes = {tree.class_of(choice.name) for choice in proper.values() if choice.tier in (UNIFORM, REPEATED, NUMBERED)} - {None}
     names: set[str] = set()
     for site in sites:
         known = next(
@@ -81,9 +81,9 @@ def _chosen(sites: list[FoundSite], tree: ModuleTree, runs: Runs, alone: bool) -
     return {name for name in names if not any(other.startswith(name + ".") for other in names)}
 
 
-def _is_root_block(choice: Candidate, sites: list[FoundSite]) -> bool:
-    """The model itself is a block when every attention is in a module of its own."""
-    return choice.name == "" and all(site.frame.name for site in sites)
+def _is_root_block(sites: list[FoundSite], runs: Runs) -> bool:
+    """The model itself is a block when every attention is in a module of its own, and is added to what was there before."""
+    return all(site.frame.name for site in sites) and any(joins_a_stream(site, runs) for site in sites)
 
 
 def _hybrid_members(names: set[str], sites: list[FoundSite], tree: ModuleTree, runs: Runs) -> set[str]:

@@ -6,15 +6,19 @@ import re
 from collections import defaultdict
 from dataclasses import dataclass
 
-from collapse_monitor.capture.discovery.graph import Frame, Graph
+from collapse_monitor.capture.discovery.graph import Frame, Graph, Operation, Value
+from collapse_monitor.capture.discovery.semantics import ADDITIONS, PERMUTES, RESHAPES
 from collapse_monitor.capture.discovery.sites import FoundSite
 from collapse_monitor.capture.discovery.tree import ModuleTree, parent_of, prefixes
 
 UNIFORM, REPEATED, MEMBER, STAGE, NUMBERED, BARE, LOOPED, PARENT = range(1, 9)
 """How a candidate repeats, best first. UNIFORM: all running members of a container hold attention and are of one class.
 REPEATED: two of them do. MEMBER: one does. STAGE: as UNIFORM or REPEATED, but most of them return another shape than they were given.
-NUMBERED: attributes alike but for digits. BARE: a member that is itself the attention. LOOPED: one module called again and again.
+NUMBERED: attributes alike but for digits. BARE: a member that is itself the attention, and adds no residual of its own. LOOPED: one module
+called again and again.
 PARENT: nothing repeats, the caller of the attention."""
+
+_VIEWS = RESHAPES | PERMUTES | frozenset("__getitem__ narrow select split chunk unbind contiguous clone".split())
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +82,15 @@ def candidates(site: FoundSite, tree: ModuleTree, runs: Runs) -> list[Candidate]
     """Every module that could be the block around this site, innermost first."""
     found: list[Candidate] = []
     own = site.frame.name
+    bare = not _adds_residual(own, runs, site)  # attention written out in the forward of the block itself is no bare attention
     for name in prefixes(own):
         parent = parent_of(name)
         if tree.is_container(parent):
             tier = _membership(name, parent, tree, runs)
             if tier is not None:
-                found.append(Candidate(name, BARE if name == own else tier))
+                found.append(Candidate(name, BARE if name == own and bare else tier))
         elif _numbered_siblings(name, parent, tree, runs):
-            found.append(Candidate(name, BARE if name == own else NUMBERED))
+            found.append(Candidate(name, BARE if name == own and bare else NUMBERED))
         if name != own and len(runs.frames[name]) > 1 and _looped(runs.frames[name], runs.graph):
             found.append(Candidate(name, LOOPED))
     found.append(Candidate(parent_of(own), PARENT))
@@ -106,16 +111,32 @@ def _membership(name: str, parent: str, tree: ModuleTree, runs: Runs) -> int | N
     return UNIFORM if len(alike) == len(members) else REPEATED
 
 
-def _adds_residual(name: str, runs: Runs) -> bool:
-    """Whether the member adds its own input to something inside its forward."""
+def _adds_residual(name: str, runs: Runs, site: FoundSite | None = None) -> bool:
+    """Whether the member adds its own input, or some tokens of it, to something inside its forward: to the site's result, if given."""
+    made = None if site is None else (site.first.consumer or site.first.operation)
     for frame in runs.frames[name]:
-        given = {value.index for value in frame.inputs if not value.static}
+        given = {value.index for value in frame.inputs if made is not None or not value.static}
         for operation in runs.graph.operations[frame.first : frame.last + 1]:
-            if operation.name in ("add", "__add__", "__radd__", "__iadd__", "add_") and any(
-                value.index in given for value in operation.inputs
-            ):
-                return True
+            if operation.name in ADDITIONS and any(value.index in given for value in operation.inputs):
+                if made is None or any(value.index not in given and _stems_from(value, made) for value in operation.inputs):
+                    return True
+            if operation.name in _VIEWS and operation.inputs[0].index in given:
+                given |= {value.index for value in operation.outputs}
     return False
+
+
+def joins_a_stream(site: FoundSite, runs: Runs) -> bool:
+    """Whether the site's result is added to data that does not stem from it."""
+    made = site.first.consumer or site.first.operation
+    for operation in runs.graph.operations[made.index + 1 :]:
+        operands = [value for value in operation.inputs if not value.static]
+        if operation.name in ADDITIONS and len(operands) > 1 and [_stems_from(value, made) for value in operands].count(True) == 1:
+            return True
+    return False
+
+
+def _stems_from(value: Value, made: Operation) -> bool:
+    return value.producer is not None and bool(value.producer.ancestry >> made.index & 1)
 
 
 def _numbered_siblings(name: str, parent: str, tree: ModuleTree, runs: Runs) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from collapse_monitor.capture.discovery.axes import Label, is_feature, related
+from collapse_monitor.capture.discovery.axes import Label, is_feature, related, slides
 from collapse_monitor.capture.discovery.graph import Operation, Product, Value
 from collapse_monitor.capture.discovery.products import CONVOLUTIONS
 from collapse_monitor.capture.discovery.semantics import SOFTMAXES, reduces
@@ -107,6 +107,8 @@ def _written(operation: Operation) -> Event | None:
     weights = operation.outputs[0]
     sinks = _sink_columns(source, axis)
     query_axis = _query_axis(weights, axis, contraction.left_made if left else contraction.right_made)
+    if query_axis is None or weights.shape[query_axis] == 1:
+        query_axis = _sliding_axis(weights, axis, query_axis)
     rest = [label for position, label in enumerate(weights.labels) if position not in (axis, query_axis)]
     contracted = contraction.left_contracted if left else contraction.right_contracted
     other = contraction.right_contracted if left else contraction.left_contracted
@@ -282,6 +284,13 @@ def _query_axis(weights: Value, key_axis: int, labels: tuple[Label, ...]) -> int
     adjacent = key_axis - 1
     tokens = [axis for axis in candidates if not is_feature(weights.labels[axis])]
     return adjacent if adjacent in tokens else (tokens[0] if tokens else None)
+
+
+def _sliding_axis(weights: Value, key_axis: int, otherwise: int | None) -> int | None:
+    """The axis of the tokens that have a window of keys each, where the product saw them as so many separate calls."""
+    label = weights.labels[key_axis]
+    tokens = [axis for axis in range(len(weights.shape)) if axis != key_axis and not is_feature(weights.labels[axis])]
+    return next((axis for axis in reversed(tokens) if slides(label, weights.labels[axis])), otherwise)
 
 
 def folding_of(labels: tuple[Label, ...], channels_known: bool) -> Folding:

@@ -74,6 +74,33 @@ def pairing_of(call: Call) -> tuple[Product, Labels] | None:
     return Product(left, right, (), (), (free[0],), (free[1],), made[0], made[1]), tuple(labels)
 
 
+def summed_product(source: Value, axes: tuple[int, ...], labels: Labels) -> Product | None:
+    """A sum over features of an element-wise product: every query with a few keys of its own, as in windows that slide."""
+    made = source.producer
+    if (
+        len(axes) != 1
+        or made is None
+        or made.product is not None
+        or made.name not in ("mul", "__mul__", "__rmul__")
+        or len(made.inputs) < 2
+    ):
+        return None
+    (axis,), (left, right), ndim = axes, made.inputs[:2], len(source.shape)
+    if left.static or right.static or len(left.shape) != ndim or len(right.shape) != ndim or not is_feature(source.labels[axis]):
+        return None
+    if left.shape[axis] != right.shape[axis]:
+        return None
+    place = lambda position: position if len(labels) == ndim or position < axis else position - 1  # noqa: E731
+    free = [
+        tuple(a for a in range(ndim) if a != axis and mine.shape[a] > 1 and other.shape[a] == 1)
+        for mine, other in ((left, right), (right, left))
+    ]
+    if [bool(own) for own in free].count(True) != 1:
+        return None
+    named = [tuple(labels[place(a)] for a in own) for own in free]
+    return Product(left, right, (axis,), (axis,), free[0], free[1], named[0], named[1])
+
+
 def _convolution(call: Call) -> tuple[Product, Labels]:
     left, right = call.value(call.argument(0, "input")), call.value(call.argument(1, "weight"))
     channel = len(left.shape) - (len(right.shape) - 1)

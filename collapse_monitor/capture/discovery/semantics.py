@@ -19,23 +19,26 @@ from collapse_monitor.capture.discovery.axes import (
     fitted,
     fresh,
     fresh_axes,
+    is_feature,
     prefer_feature,
     size_of,
 )
 from collapse_monitor.capture.discovery.graph import Operation, Product, Value
-from collapse_monitor.capture.discovery.products import PRODUCTS, pairing_of, product_of
+from collapse_monitor.capture.discovery.products import PRODUCTS, pairing_of, product_of, summed_product
 
 RESHAPES = frozenset("view reshape flatten unflatten view_as reshape_as squeeze unsqueeze ravel _unsafe_view".split())
 PERMUTES = frozenset(
     "permute transpose swapaxes swapdims t movedim moveaxis get_T get_mT get_H get_mH adjoint transpose_ t_ swapaxes_".split()
 )
+JOINS = frozenset("cat concat concatenate hstack vstack".split())
 REDUCTIONS = frozenset(
     (
         "sum mean amax amin max min logsumexp prod var std norm vector_norm nansum median all any argmax argmin var_mean std_mean nanmean"
     ).split()
 )
 SOFTMAXES = frozenset("softmax _safe_softmax _softmax gumbel_softmax softmax_".split())
-SUMS = frozenset("add __add__ __radd__ __iadd__ add_ addcmul".split())
+ADDITIONS = frozenset("add __add__ __radd__ __iadd__ add_".split())
+SUMS = ADDITIONS | {"addcmul"}
 DIFFERENCES = frozenset("sub __sub__ __rsub__ __isub__ sub_ subtract rsub".split())
 SCALINGS = frozenset("mul __mul__ __rmul__ __imul__ mul_ multiply".split())
 QUOTIENTS = frozenset("div __truediv__ __itruediv__ div_ true_divide divide".split())
@@ -91,11 +94,12 @@ def describe(call: Call, inputs: Sequence[Value]) -> tuple[list[Labels], Product
         return [_permuted(call, source)], None, ()
     if name in REDUCTIONS and not (name in ("max", "min") and isinstance(call.argument(1, "other"), Tensor)):
         axes = _reduced_axes(call, len(source.shape))
-        return [_without(source, axes, shape) for shape in call.shapes], None, axes
+        reduced = [_without(source, axes, shape) for shape in call.shapes]
+        return reduced, summed_product(source, axes, reduced[0]) if name == "sum" else None, axes
     if name == "embedding":
         ids = call.value(call.argument(0, "input"))
         return [fitted((*ids.labels, fresh(call.shapes[0][-1], feature=True)), call.shapes[0])], None, ()
-    if name in ("cat", "concat", "concatenate", "stack", "hstack", "vstack"):
+    if name in JOINS or name == "stack":
         return [_joined(name, call, inputs)], None, ()
     if name in ("select", "unbind"):
         axis = _axis(call.argument(1, "dim", 0), len(source.shape))
@@ -103,6 +107,8 @@ def describe(call: Call, inputs: Sequence[Value]) -> tuple[list[Labels], Product
         return [fitted(kept, shape) for shape in call.shapes], None, ()
     if name == "__getitem__":
         return [_indexed(call, source)], None, ()
+    if name == "unfold":
+        return [_unfolded(call, source)], None, ()
     if name in ("expand", "expand_as", "broadcast_to", "repeat", "tile"):
         return [_expanded(source, call.shapes[0])], None, ()
     paired = pairing_of(call)
@@ -154,8 +160,12 @@ def _joined(name: str, call: Call, inputs: Sequence[Value]) -> Labels:
         axis = _axis(call.argument(1, "dim", 0), len(shape))
         return fitted((*inputs[0].labels[:axis], fresh(shape[axis]), *inputs[0].labels[axis:]), shape)
     labels: list[Label] = []
+    pieces = _are_pieces_of_features(inputs)
     for axis, size in enumerate(shape):
         members = [value.labels[axis] for value in inputs if len(value.labels) == len(shape)]
+        if pieces and size == len(inputs) * inputs[0].shape[axis] != inputs[0].shape[axis]:
+            labels.append((*fresh(len(inputs), feature=True), *members[0]))
+            continue
         whole = [label for label in members if size_of(label) == size and label]
         if whole:
             labels.append(prefer_feature(whole))
@@ -166,10 +176,23 @@ def _joined(name: str, call: Call, inputs: Sequence[Value]) -> Labels:
     return tuple(labels)
 
 
+def _are_pieces_of_features(inputs: Sequence[Value]) -> bool:
+    """Whether these are the parts of one tensor split along its features, such as heads that are about to be put beside the batch."""
+    made = inputs[0].producer
+    if made is None or len(inputs) < 2 or len({value.shape for value in inputs}) > 1:
+        return False
+    if any(value.producer is not made for value in inputs) or len(made.outputs) != len(inputs) or not made.inputs:
+        return False
+    whole = made.inputs[0]
+    split = [axis for axis, (size, part) in enumerate(zip(whole.shape, inputs[0].shape, strict=False)) if size != part]
+    return len(whole.shape) == len(inputs[0].shape) and len(split) == 1 and is_feature(whole.labels[split[0]])
+
+
 def _indexed(call: Call, source: Value) -> Labels:
     shape, index = call.shapes[0], call.args[1]
     index = index if isinstance(index, tuple) else (index,)
     consumed = sum(1 for item in index if item is not None and item is not Ellipsis and not isinstance(item, bool))
+    picks = sum(isinstance(item, Tensor) for item in index)
     labels: list[Label] = []
     axis = 0
     for item in index:
@@ -184,10 +207,33 @@ def _indexed(call: Call, source: Value) -> Labels:
             axis += 1
         elif isinstance(item, int):
             axis += 1
+        elif isinstance(item, Tensor) and item.ndim and not item.dtype.is_floating_point and item.dtype != torch.bool and picks == 1:
+            picked = source.labels[axis]
+            labels.extend(derived(picked, size) if place == 0 else _cut(picked, size) for place, size in enumerate(item.shape))
+            axis += 1
         else:
             return _aligned(source, shape)
     labels.extend(source.labels[axis:])
     return fitted(tuple(labels), shape)
+
+
+def _cut(label: Label, size: int) -> Label:
+    """An axis of positions picked from another one, which are no longer that axis, even where there are as many."""
+    return (Atom(size, any(atom.feature for atom in label), label),) if size != 1 else ()
+
+
+def _unfolded(call: Call, source: Value) -> Labels:
+    """Windows: of one axis, behind all others (the method); or of rows and columns, beside the channels (the function)."""
+    shape = call.shapes[0]
+    if len(shape) == len(source.shape) + 1:
+        axis = _axis(call.argument(1, "dimension", 0), len(source.shape))
+        kept = [derived(label, size) for label, size in zip(source.labels, shape, strict=False)]
+        return (*kept, _cut(source.labels[axis], shape[-1]))
+    if len(source.shape) != 4 or len(shape) != 3 or shape[1] % source.shape[1]:
+        return _aligned(source, shape)
+    batch, channel, rows, columns = source.labels
+    inside = _cut((*rows, *columns), shape[1] // source.shape[1])
+    return fitted((batch, (*channel, *inside), derived((*rows, *columns), shape[2])), shape)
 
 
 def _aligned(source: Value, shape: tuple[int, ...]) -> Labels:

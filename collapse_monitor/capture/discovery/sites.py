@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from collapse_monitor.capture.discovery.axes import is_feature, joined_positions, same_axis
 from collapse_monitor.capture.discovery.consumers import attach_consumer
-from collapse_monitor.capture.discovery.events import Event, Scores, kernel_event
+from collapse_monitor.capture.discovery.events import WALK, Event, Scores, kernel_event
 from collapse_monitor.capture.discovery.graph import Frame, Graph, Operation, Product, Value, common_frame
+from collapse_monitor.capture.discovery.semantics import JOINS
 
 
 @dataclass(slots=True, eq=False)
@@ -167,7 +168,26 @@ def _crosses(graph: Graph, event: Event) -> bool:
     if 2 * joined_positions(event.key_label, event.query_label) >= event.key_length > 1:
         return False
     start = _projection_start(event)
-    return _older_sources(graph, query, start) != _older_sources(graph, key, start)
+    mine = _older_sources(graph, query, start)
+    others = _joined_to_own(event)
+    if others:
+        return any(_older_sources(graph, value, start) != mine for value in others)
+    return mine != _older_sources(graph, key, start)
+
+
+def _joined_to_own(event: Event) -> list[Value]:
+    """What was joined to the queries' own tokens to make the keys; nothing where the keys were not joined so."""
+    value, seen = event.key, 0
+    while value.producer is not None and seen < WALK:
+        operation, seen = value.producer, seen + 1
+        if operation.name in JOINS and joined_positions(event.key_label, event.query_label):
+            own = [part for part in operation.inputs if any(same_axis(label, event.query_label) for label in part.labels)]
+            return [part for part in operation.inputs if not any(part is one for one in own)] if own else []
+        carriers = [part for part in operation.inputs if not part.static]
+        if not carriers or (operation.product is not None and len(carriers) > 1):
+            return []
+        value = carriers[0]
+    return []
 
 
 def _made_inside(value: Value, event: Event) -> bool:

@@ -8,9 +8,8 @@ from collapse_monitor.capture.discovery.axes import Label, is_feature, related
 from collapse_monitor.capture.discovery.blocks import FoundBlock
 from collapse_monitor.capture.discovery.events import Event
 from collapse_monitor.capture.discovery.graph import Graph, Operation, Value
+from collapse_monitor.capture.discovery.semantics import ADDITIONS as ADDITIONS
 from collapse_monitor.capture.sampling import Layout, default_layout
-
-ADDITIONS = frozenset("add __add__ __radd__ __iadd__ add_".split())
 
 
 def layout_of(value: Value, tokens: Label) -> Layout:
