@@ -44,7 +44,7 @@ class Learning:
             )
         found = observed.plan
         if self._why and self.plan is not None and found is not None:
-            better = self._why == "rebuilt" or len(found.missing) < len(self.plan.missing)
+            better = self._why == "rebuilt" or found.tells_more(self.plan)
             if better and found.problem() is None:
                 self.plan = found
             self._why = ""

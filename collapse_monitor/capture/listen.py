@@ -16,14 +16,14 @@ from collapse_monitor.capture.discovery.semantics import bare_name
 from collapse_monitor.capture.discovery.watch import join_heads
 from collapse_monitor.capture.hooks import GradientHooks
 from collapse_monitor.capture.masks import token_masks
-from collapse_monitor.capture.plan import AttentionPlan, BlockPlan, Place, Plan
+from collapse_monitor.capture.plan import AttentionPlan, BlockPlan, Kind, Place, Plan
 from collapse_monitor.capture.reading import BACKWARD, Fault, Reader
-from collapse_monitor.capture.rows.flex import FlexCall, flex_rows
+from collapse_monitor.capture.rows.fused import HIDDEN, fused_call
+from collapse_monitor.capture.rows.kernel import KernelCall, Source, external_attention
 from collapse_monitor.capture.rows.mha import transparent_multi_head_attention
-from collapse_monitor.capture.rows.sdpa import SdpaCall, sdpa_rows
 from collapse_monitor.capture.rows.softmax import softmax_rows
 from collapse_monitor.capture.sampling import Layout, Sampler, as_added
-from collapse_monitor.capture.tensors import at_path, is_readable, leaves
+from collapse_monitor.capture.tensors import at_path, is_sampled, leaves
 from collapse_monitor.observation import AttentionObservation, BlockObservation, Key, Receiver, TokenSample
 from collapse_monitor.records import Site
 
@@ -39,6 +39,7 @@ class Listening(Reader, TorchFunctionMode):
         Reader.__init__(self, sampler, receiver, gradients, fault)
         TorchFunctionMode.__init__(self)
         self.recording = True
+        self.unforeseen = False  # whether attention was called of which the plan knows nothing
         self._begun = False  # what happens before the model or a part of it is called is no forward
         self._plan = plan
         self._names = {id(module): name for name, module in model.named_modules() if name in plan.frames}
@@ -105,13 +106,32 @@ class Listening(Reader, TorchFunctionMode):
         result = func(*args, **kwargs)
         kind = KINDS.get(function)
         if kind is not None and self.recording:
-            frame = self._stack[-1]
-            after = self._over.get(frame)
-            ordinal = self._counts[frame, after, kind]
-            self._counts[frame, after, kind] = ordinal + 1
-            for action in self._operations.get((frame, after, kind, ordinal), ()):
-                self.guarded(f"{kind} {ordinal} in {frame[0] or 'the model'}", action, args, kwargs, result)
+            for what, action in self._next(kind):
+                self.guarded(what, action, args, kwargs, result)
         return result
+
+    def external(self, describe: Callable[[], KernelCall], run: Callable[[], Any]) -> Any:
+        """Make a call that no function mode sees, and hear it."""
+        if not self._begun or not self.recording or torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined]
+            return run()
+        self.recording = False
+        try:
+            result = run()
+        finally:
+            self.recording = True
+        self.unforeseen |= not self._plan.external
+        for what, action in self._next(KINDS[external_attention.__name__]):
+            self.guarded(what, lambda action=action: action((describe(),), {}, result))
+        return result
+
+    def _next(self, kind: Kind) -> list[tuple[str, Action]]:
+        """Count an operation of this kind; what is to be done at it, and its name."""
+        frame = self._stack[-1]
+        after = self._over.get(frame)
+        ordinal = self._counts[frame, after, kind]
+        self._counts[frame, after, kind] = ordinal + 1
+        actions = self._operations.get((frame, after, kind, ordinal))
+        return [(f"{kind} {ordinal} in {frame[0] or 'the model'}", action) for action in actions] if actions else _NOTHING
 
     # -- modules
 
@@ -179,7 +199,7 @@ class Listening(Reader, TorchFunctionMode):
     # -- what is done at a place
 
     def _take(self, place: Place, tensor: Tensor, layout: Layout, key: Key | None) -> None:
-        if place in self._samples or not self.readable(tensor, key):
+        if place in self._samples or not self.readable(tensor, key, nested=True):
             if key is not None and place in self._samples:
                 self._listen_gradient(key, tensor)
             return
@@ -206,20 +226,15 @@ class Listening(Reader, TorchFunctionMode):
 
     def _mapped(self, plan: AttentionPlan) -> Action:
         def action(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-            if plan.how == "sdpa":
-                call = SdpaCall.of(args, kwargs)
-                if not self.readable(call.query, plan.key):
+            if plan.how in HIDDEN:
+                call = fused_call(plan.how, args, kwargs, self.sampler)
+                for role, source in zip("qv", call.sources, strict=True):
+                    self._operand_of(plan.key, role, source, plan.maps[0])
+                if call.unreadable:
+                    self.refused[plan.key] = call.unreadable
+                if call.unreadable or not self.readable(call.query, plan.key):
                     return
-                observation = sdpa_rows(call, plan.folding, self.sampler)
-                self._operand_of(plan.key, "q", call.query, plan.maps[0])
-                self._operand_of(plan.key, "v", call.value, plan.maps[0])
-            elif plan.how == "flex":
-                flex = FlexCall.of(args, kwargs)
-                if not self.readable(flex.query, plan.key):
-                    return
-                observation = flex_rows(flex, self.sampler)
-                self._operand_of(plan.key, "q", flex.query, plan.maps[0])
-                self._operand_of(plan.key, "v", flex.value, plan.maps[0])
+                observation = call.rows(plan.folding, self.sampler)
             elif plan.axes is not None and isinstance(result, Tensor) and self.readable(result, plan.key):
                 observation = softmax_rows(args[0], result, plan.axes, self.sampler)
             else:
@@ -242,22 +257,22 @@ class Listening(Reader, TorchFunctionMode):
     def _operand(self, key: Key, role: str, place: Place, side: int) -> Action:
         def action(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
             tensors = [tensor for _, tensor in leaves((args, tuple(kwargs.values())))]
-            self._operand_of(key, role, tensors[-2:][side], place)
+            self._operand_of(key, role, Source(tensors[-2:][side]), place)
 
         return action
 
-    def _operand_of(self, key: Key, role: str, tensor: Tensor, place: Place) -> None:
+    def _operand_of(self, key: Key, role: str, source: Source, place: Place) -> None:
         def receive(gradient: Tensor) -> None:
             if not self._strayed(place):
-                self.receiver.qv_gradient(key, role, gradient)
+                self.receiver.qv_gradient(key, role, source.part_of(gradient))
 
-        self.watch(tensor, receive)
+        self.watch(source.tensor, receive)
 
     def _joined(self, key: Key, side: int, layout: Layout) -> Action:
         def action(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
             tensors = [item for item in (*args, *kwargs.values()) if isinstance(item, Tensor)]
             branch, stream = tensors[side], tensors[1 - side]
-            if not is_readable(branch) or not is_readable(stream):
+            if not is_sampled(branch) or not is_sampled(stream):
                 return
             samples = (self.sampler.tokens(branch, layout), self._known(stream, layout) or self.sampler.tokens(stream, layout))
             self._branches[key] = as_added(*samples, kwargs.get("alpha", 1), side, stream is result)
@@ -307,6 +322,8 @@ class Listening(Reader, TorchFunctionMode):
         """Whether there were more or fewer operations of its kind than in the watched forward: the n-th may be another one."""
         return place.role == "operation" and self._counts[(place.frame, place.call), place.after, place.kind] != place.total
 
+
+_NOTHING: list[tuple[str, Action]] = []
 
 _STRAYED = "the model ran a different course in this step than in the one it was learnt from"
 

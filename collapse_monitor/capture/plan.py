@@ -120,6 +120,11 @@ class Plan:
     frames: frozenset[str] = frozenset()
     rejected: dict[str, str] = field(default_factory=dict)
     seen: str = ""  # what the watched forward did, in a few words
+    external: bool = False  # whether attention of other packages was called
+
+    def tells_more(self, other: Plan) -> bool:
+        """Whether a forward watched anew showed what that one did not."""
+        return len(self.missing) < len(other.missing) or len(self.attentions) > len(other.attentions)
 
     def problem(self) -> str | None:
         """Why there is nothing to watch, with the next step; None where there is something."""

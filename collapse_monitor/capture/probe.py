@@ -144,7 +144,7 @@ class Probed:
 
     @property
     def outgrown(self) -> bool:
-        """Whether a block ran that did not in the forward the plan was made from."""
+        """Whether something ran that did not in the forward the plan was made from."""
         return self._inner is not None and self._inner.outgrown
 
     @property

@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 from collapse_monitor.capture.hooks import GradientHooks
+from collapse_monitor.capture.packing import is_jagged
 from collapse_monitor.capture.sampling import Sampler
-from collapse_monitor.capture.tensors import is_plain
+from collapse_monitor.capture.tensors import is_plain, is_sampled
 from collapse_monitor.observation import Receiver, reason_against
 
 Fault = Callable[[str, BaseException], None]
@@ -57,9 +58,9 @@ class Reader:
         self.missing: dict[str, str] = {}  # site -> why this forward did not give it
         self.refused: dict[object, str] = {}  # place -> why its tensor could not be read
 
-    def readable(self, tensor: Tensor, place: object) -> bool:
-        """Whether this tensor can be read; if not, the reason is kept under its place."""
-        reason = reason_against(tensor)
+    def readable(self, tensor: Tensor, place: object, nested: bool = False) -> bool:
+        """Whether this tensor can be read (`nested`: also as a nested one); if not, the reason is kept under its place."""
+        reason = None if nested and is_sampled(tensor) else reason_against(tensor)
         if reason is not None:
             self.refused.setdefault(place, reason)
         return reason is None
@@ -79,8 +80,10 @@ class Reader:
         """Hand dL/d(tensor) to `receive` in backward, guarded like everything else."""
 
         def hear(gradient: Tensor) -> None:
+            if is_jagged(gradient):
+                gradient = gradient.values()
             if is_plain(gradient):
                 self.guarded("gradient", receive, gradient)
 
-        if is_plain(tensor) and not torch.is_inference_mode_enabled():
+        if (is_plain(tensor) or is_jagged(tensor)) and not torch.is_inference_mode_enabled():
             self._gradients.watch(tensor, hear)

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from collapse_monitor.capture.masks import TokenMasks
+from collapse_monitor.capture.packing import Packing, is_jagged, ragged_axis
 from collapse_monitor.observation import TokenSample
 
 T = TypeVar("T")
@@ -64,6 +65,14 @@ def as_added(branch: TokenSample, stream: TokenSample, alpha: float, side: int, 
     if in_place:
         stream = TokenSample(stream.hidden - branch.hidden, stream.mask)
     return branch, stream
+
+
+def _spread(count: Int[Tensor, "sequence 1"], taken: int) -> tuple[Int[Tensor, "sequence row"], Bool[Tensor, "sequence row"]]:
+    """At most `taken` stride midpoints of so many positions, for every sequence, and which of them exist."""
+    step = torch.arange(taken, device=count.device)
+    fewer = count.clamp(min=1, max=taken)
+    nth = ((2 * step + 1) * count).div(2 * fewer, rounding_mode="floor").minimum((count - 1).clamp(min=0))
+    return nth, step < count
 
 
 class Itself:
@@ -128,6 +137,8 @@ class Sampler:
 
     def tokens(self, hidden: Tensor, layout: Layout) -> TokenSample:
         """Sampled tokens of sampled sequences, copied: the model may overwrite its own tensor later."""
+        if hidden.is_nested:
+            return self._tokens_of_jagged(hidden.detach())
         arranged = layout.arranged(hidden.detach() if torch.is_grad_enabled() else hidden)
         batch, length, _ = arranged.shape
         mask = self.mask_for(batch, length)
@@ -136,6 +147,41 @@ class Sampler:
             return TokenSample(arranged[sequences, self._index(length, self.max_tokens, hidden.device)])
         positions, valid = self._positions(mask, length, self.max_tokens)
         return TokenSample(arranged[sequences, positions], valid)
+
+    def _tokens_of_jagged(self, hidden: Tensor) -> TokenSample:
+        if not is_jagged(hidden) or hidden.ndim != 3 or ragged_axis(hidden) != 1:
+            raise ValueError("a nested tensor that is not [sequence, ragged token, dim]")
+        values: Tensor = hidden.values()
+        positions, _, valid = self.packed(self.packing_of(hidden), self.max_tokens)
+        return TokenSample(values[positions.clamp(max=len(values) - 1)], valid)
+
+    def packing_of(self, tensor: Tensor) -> Packing:
+        """How the sequences of a jagged tensor lie on its values' ragged axis."""
+        jagged: Any = tensor
+        offsets, lengths = jagged.offsets(), jagged.lengths()
+
+        def made() -> Packing:
+            packing = Packing.between(offsets, getattr(jagged, "_maybe_max_seqlen", None))
+            return packing if lengths is None else Packing(packing.starts, lengths.long(), packing.longest)
+
+        return self.kept(("jagged", Itself(offsets), Itself(lengths)), made, for_window=True)
+
+    def packing_between(self, offsets: Tensor, longest: object) -> Packing:
+        """Sequences that lie between these boundaries, the longest of which has so many tokens (None: to be found out)."""
+        return self.kept(("offsets", Itself(offsets)), lambda: Packing.between(offsets, longest), for_window=True)
+
+    def packed(
+        self, packing: Packing, wanted: int | None
+    ) -> tuple[Int[Tensor, "sequence row"], Int[Tensor, "sequence row"], Bool[Tensor, "sequence row"]]:
+        """Stride midpoints of sampled packed sequences: on the packed axis, within the sequence, and which of them exist."""
+
+        def made() -> tuple[Tensor, Tensor, Tensor]:
+            chosen = self.sequences(len(packing.starts), packing.starts.device)
+            count = packing.lengths[chosen][:, None]
+            nth, valid = _spread(count, packing.longest if wanted is None else min(packing.longest, wanted))
+            return packing.starts[chosen][:, None] + nth, nth, valid
+
+        return self.kept(("packed", Itself(packing), wanted), made, for_window=True)
 
     def counted(self, sample: TokenSample) -> Float[Tensor, "sequence token dim"]:
         """The sample with zeros where it has no valid token, for norms."""
@@ -156,12 +202,9 @@ class Sampler:
         def made() -> tuple[Tensor, Tensor]:
             chosen = mask.index_select(0, self.sequences(mask.shape[0], mask.device))
             count = chosen.sum(1, keepdim=True)
-            taken = length if wanted is None else min(length, wanted)
-            step = torch.arange(taken, device=mask.device)
-            fewer = count.clamp(min=1, max=taken)
-            nth = ((2 * step + 1) * count).div(2 * fewer, rounding_mode="floor").minimum((count - 1).clamp(min=0))
+            nth, valid = _spread(count, length if wanted is None else min(length, wanted))
             order = chosen.to(torch.uint8).argsort(dim=1, descending=True, stable=True)
-            return order.gather(1, nth), step < count
+            return order.gather(1, nth), valid
 
         return self.kept(("positions", Itself(mask), wanted), made, for_window=True)
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from collapse_monitor.capture.packing import is_jagged
 from collapse_monitor.observation import reason_against
 
 Path = tuple[object, ...]
@@ -56,6 +57,11 @@ def is_plain(tensor: Tensor) -> bool:
         and not isinstance(tensor, FakeTensor)
         and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
     )
+
+
+def is_sampled(tensor: Tensor) -> bool:
+    """Readable, or a jagged tensor of readable values: its tokens can be sampled."""
+    return is_readable(tensor.values() if is_jagged(tensor) else tensor)
 
 
 def is_readable(tensor: Tensor) -> bool:

@@ -15,8 +15,11 @@ from torch.overrides import TorchFunctionMode
 
 from collapse_monitor.capture.discovery.watch import Discovery
 from collapse_monitor.capture.hooks import GradientHooks, module_hooks
+from collapse_monitor.capture.interception import Hear, intercepted
 from collapse_monitor.capture.listen import Listening
 from collapse_monitor.capture.plan import BlockPlan, Plan
+from collapse_monitor.capture.rows.external import present
+from collapse_monitor.capture.rows.kernel import KernelCall
 from collapse_monitor.capture.sampling import Sampler
 from collapse_monitor.capture.selection import Selection
 from collapse_monitor.capture.tensors import is_plain, leaves
@@ -92,8 +95,8 @@ class Observed:
 
     @property
     def outgrown(self) -> bool:
-        """Whether a block ran that did not in the forward the plan was made from."""
-        return bool(self._heard_after_all)
+        """Whether something ran that did not in the forward the plan was made from."""
+        return bool(self._heard_after_all) or (isinstance(self._reader, Listening) and self._reader.unforeseen)
 
     @property
     def _heard_after_all(self) -> list[BlockPlan]:
@@ -108,9 +111,18 @@ class Observed:
         if self._selection.source == "train" and "torch._dynamo" in sys.modules:
             # asked for: what is compiled is heard where it runs eagerly, and not compiled anew because of the mode below
             self._listening.enter_context(torch.compiler.set_stance("eager_on_recompile"))
+        self._listening.enter_context(intercepted({function: self._hearing(describe) for function, describe in present().items()}))
         self._listening.enter_context(module_hooks(modules, self._enter, self._leave))
         self._reader.mode.__enter__()
         return self
+
+    def _hearing(self, describe: Callable[[Mapping[str, Any], Sampler], KernelCall]) -> Hear:
+        """What is done with the calls of a function of another package."""
+
+        def hear(given: Mapping[str, Any], run: Callable[[], Any]) -> Any:
+            return run() if self._finished else self._reader.external(lambda: describe(given, self._sampler), run)
+
+        return hear
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.broken |= kind is not None and not self._finished and self._reader.depth > 0

@@ -18,7 +18,7 @@ Scores = Literal["data", "query", "pool", "router", "constant", "channel", "unkn
 """Where scores come from. `data`: both operands carry data. `query`: a learned query over data keys. `pool`: a linear layer scores
 tokens. `router`: data against learned keys. `constant`: weights only. `channel`: features against features. `unknown`: unseen."""
 
-FUSED = frozenset({"scaled_dot_product_attention", "flex_attention"})
+FUSED = frozenset({"scaled_dot_product_attention", "flex_attention", "external_attention"})
 _EXPONENTIALS = frozenset({"exp", "exp2", "exp_"})
 _ENDS = SOFTMAXES | FUSED | {"embedding"}
 WALK = 400
@@ -45,6 +45,7 @@ class Event:
     product: Operation | None = None
     consumer: Operation | None = None
     sinks: tuple[int, int] = (0, 0)  # how many columns before and after the keys have scores made by weights alone
+    packed: int | None = None  # how many sequences lie behind each other on the query axis, if they do
     inverted: bool = False  # normalised over the queries, then averaged over the keys: slots compete for tokens
 
     @property
@@ -68,7 +69,7 @@ def _fused(operation: Operation) -> Event | None:
     scores: Scores = "data"
     if is_feature(query.labels[-2]) and is_feature(key.labels[-2]) and not is_feature(query.labels[-1]) and query.labels[-1]:
         scores = "channel"
-    how = "flex" if operation.name == "flex_attention" else "sdpa"
+    how = {"flex_attention": "flex", "external_attention": "external"}.get(operation.name, "sdpa")
     return Event(
         operation,
         how,

@@ -15,9 +15,10 @@ from collapse_monitor.capture.discovery.products import PRODUCTS
 from collapse_monitor.capture.discovery.projections import ProjectionFinder
 from collapse_monitor.capture.discovery.semantics import SOFTMAXES
 from collapse_monitor.capture.discovery.sites import FoundSite, find_attention, find_mixers, is_cross
-from collapse_monitor.capture.discovery.streams import ADDITIONS, input_value, joins, layout_of, output_value, token_label
+from collapse_monitor.capture.discovery.streams import ADDITIONS, attention_of, input_value, joins, layout_of, output_value
 from collapse_monitor.capture.discovery.tree import ModuleTree, canonical, parent_of
 from collapse_monitor.capture.plan import AttentionPlan, BlockPlan, Kind, Place, Plan
+from collapse_monitor.capture.sampling import default_layout
 from collapse_monitor.observation import Key
 from collapse_monitor.records import Site
 
@@ -85,6 +86,7 @@ def make_plan(graph: Graph, events: list[Event], model: nn.Module, causal: dict[
         frozenset(places.frames),
         {canonical(name): reason for name, reason in rejected.items()},
         f"{len(graph.frames) - 1} modules and {len(graph.operations)} functions, {len(events)} of them a softmax or an attention kernel",
+        any(event.how == "external" for event in events),
     )
     return Made(plan, block_plans, attention_plans)
 
@@ -247,9 +249,7 @@ def _block_plan(
     key: Key = ("block", max(block.start, 0), index)
     site = Site(names[id(block)], "block", index)
     place = places.of_output(block, output)
-    layout = (
-        layout_of(output, token_label(block, events)) if output is not None else layout_of(Value(-1, (1, 1, 1), ((), (), ()), True), ())
-    )
+    layout = layout_of(output, attention_of(block, events)) if output is not None else default_layout(3)
     missing = ""
     if not block.ran:
         missing = "did not run in the watched forward (layer drop or a skipped branch)"
@@ -300,7 +300,7 @@ def _attention_plan(
         value = _operand(event.consumer, event.value, places)
     if addition is not None:
         side = joins(addition, event) or 0
-        branch = (places.of_operation(addition), side, to_stream, layout_of(addition.inputs[side], event.query_label))
+        branch = (places.of_operation(addition), side, to_stream, layout_of(addition.inputs[side], event))
     return AttentionPlan(
         ("attention", event.operation.index),
         record,

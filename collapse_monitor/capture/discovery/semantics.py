@@ -86,6 +86,10 @@ def describe(call: Call, inputs: Sequence[Value]) -> tuple[list[Labels], Product
     if name == "scaled_dot_product_attention":
         query, value = inputs[0], inputs[2]
         return [fitted((*query.labels[:-1], value.labels[-1]), call.shapes[0])], None, ()
+    if name == "external_attention":
+        query, value, kernel = inputs[0], inputs[2], call.args[0]
+        labels = (*(query.labels[axis] for axis in kernel.result_axes[:-1]), value.labels[-1])
+        return [fitted(labels, shape) if len(shape) == len(labels) else fresh_axes(shape) for shape in call.shapes], None, ()
     if name in SOFTMAXES or name == "log_softmax":
         return [source.labels], None, (_softmax_axis(call, len(source.shape)),)
     if name in RESHAPES:

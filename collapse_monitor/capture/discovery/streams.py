@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from collapse_monitor.capture.discovery.axes import Label, is_feature, related
+from collapse_monitor.capture.discovery.axes import is_feature, related
 from collapse_monitor.capture.discovery.blocks import FoundBlock
 from collapse_monitor.capture.discovery.events import Event
 from collapse_monitor.capture.discovery.graph import Graph, Operation, Value
@@ -12,11 +12,14 @@ from collapse_monitor.capture.discovery.semantics import ADDITIONS as ADDITIONS
 from collapse_monitor.capture.sampling import Layout, default_layout
 
 
-def layout_of(value: Value, tokens: Label) -> Layout:
-    """Which axes of a hidden state run over sequences, tokens and features, given the label of a query axis."""
+def layout_of(value: Value, attention: Event | None) -> Layout:
+    """Which axes of a hidden state run over sequences, tokens and features, given an attention whose queries are its tokens."""
+    tokens = attention.query_label if attention is not None else ()
     axes = range(len(value.shape))
     feature = tuple(axis for axis in axes if is_feature(value.labels[axis]))
     token = tuple(axis for axis in axes if axis not in feature and related(value.labels[axis], tokens))
+    if attention is not None and len(token) == 2 and token[0] == 0 and value.shape[0] == attention.packed:
+        token = token[1:]  # its sequences were packed into one axis for the attention only
     if not feature and token and token[-1] != axes[-1]:
         feature = (axes[-1],)  # an input of the model: its features were not made by a weight
     if not feature or not token or len(feature) == len(value.shape):
@@ -110,7 +113,6 @@ def input_value(block: FoundBlock, output: Value | None, previous: Value | None)
     return next(iter(alike), None)
 
 
-def token_label(block: FoundBlock, events: Iterable[Event]) -> Label:
-    """The label of the query axis of the block's attention, or of any attention for a block without one."""
-    own = block.sites[0].first if block.sites else next(iter(events), None)
-    return own.query_label if own is not None else ()
+def attention_of(block: FoundBlock, events: Iterable[Event]) -> Event | None:
+    """The block's attention, or any attention for a block without one."""
+    return block.sites[0].first if block.sites else next(iter(events), None)

@@ -17,6 +17,7 @@ from collapse_monitor.capture.discovery.graph import Frame, Given, Graph, Operat
 from collapse_monitor.capture.discovery.movement import MOVEMENTS
 from collapse_monitor.capture.discovery.semantics import DIFFERENCES, NEGATIONS, QUOTIENTS, SCALINGS, SUMS, Call, bare_name, describe
 from collapse_monitor.capture.reading import BACKWARD
+from collapse_monitor.capture.rows.kernel import KernelCall, external_attention
 from collapse_monitor.capture.rows.mha import transparent_multi_head_attention
 from collapse_monitor.capture.tensors import leaves
 
@@ -75,6 +76,32 @@ class Trace(TorchFunctionMode):
                 self._record(func, args, kwargs, result, before)
             except Exception as error:
                 self._fault(error)
+        return result
+
+    def external(self, describe: Callable[[], KernelCall], run: Callable[[], Any]) -> Any:
+        """A call that no function mode sees: recorded as one function of what `describe` says; nothing inside it is."""
+        if not self._begun or not self.recording or torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined]
+            return run()
+        first = len(self.graph.operations)
+        try:
+            with torch.no_grad():
+                args = (describe(),)
+            for operation in self.graph.operations[first:]:  # views of its operands belong to where these were made
+                made = operation.inputs[0].producer if operation.inputs else None
+                operation.frame = made.frame if made is not None else self.root
+            before = self._known(args, {})
+        except Exception as error:
+            self._fault(error)
+            return run()
+        self.recording = False
+        try:
+            result = run()
+        finally:
+            self.recording = True
+        try:
+            self._record(external_attention, args, {}, result, before)
+        except Exception as error:
+            self._fault(error)
         return result
 
     def _known(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Value]:

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from collapse_monitor.capture.discovery.axes import Label
 from collapse_monitor.capture.discovery.events import Event, recognise
 from collapse_monitor.capture.discovery.graph import Frame, Operation, Value
 from collapse_monitor.capture.discovery.planning import make_plan
@@ -19,11 +18,11 @@ from collapse_monitor.capture.hooks import GradientHooks
 from collapse_monitor.capture.masks import token_masks
 from collapse_monitor.capture.plan import BlockPlan, Plan
 from collapse_monitor.capture.reading import Reader
-from collapse_monitor.capture.rows.flex import FlexCall, flex_rows
-from collapse_monitor.capture.rows.sdpa import SdpaCall, sdpa_rows
+from collapse_monitor.capture.rows.fused import HIDDEN, FusedCall, fused_call
+from collapse_monitor.capture.rows.kernel import KernelCall, Source
 from collapse_monitor.capture.rows.softmax import softmax_rows
 from collapse_monitor.capture.sampling import Layout, Sampler, as_added
-from collapse_monitor.capture.tensors import is_readable, leaves
+from collapse_monitor.capture.tensors import is_sampled, leaves
 from collapse_monitor.observation import AttentionObservation, BlockObservation, Key, Receiver, TokenSample
 from collapse_monitor.records import Site
 
@@ -53,12 +52,17 @@ class Discovery(Reader):
         self._watched: set[int] = set()
         self._gradient_keys: dict[int, Key] = {}
         self._operand_roles: dict[tuple[int, int], tuple[Key, str]] = {}
+        self._call: FusedCall | None = None  # the kernel call that is being looked at
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.mode.enter(module, args, kwargs)
 
     def leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         self.mode.leave(module, args, kwargs, output)
+
+    def external(self, describe: Callable[[], KernelCall], run: Callable[[], Any]) -> Any:
+        """Make a call that no function mode sees, and hear it."""
+        return self.mode.external(describe, run)
 
     @property
     def depth(self) -> int:
@@ -78,6 +82,8 @@ class Discovery(Reader):
     def operation(self, operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         event = recognise(operation) if operation.frame.parent is not None else None  # outside all calls it is another model's
         if event is not None:
+            self._call = None
+            self.guarded("the arguments of a kernel", self._describe, event, args, kwargs)
             self.events.append(event)
             if event.scores in _SCORED:
                 self.guarded("attention rows", self._rows, event, args, kwargs, result)
@@ -96,7 +102,7 @@ class Discovery(Reader):
             self._inputs[frame.index] = [
                 (value, tensor.clone(), -1) if tensor.is_inference() else (value, tensor, tensor._version)
                 for value, tensor in zip(frame.inputs, tensors, strict=True)
-                if is_readable(tensor) and is_hidden(value)
+                if is_hidden(value) and is_sampled(tensor)
             ]
 
     def left(self, frame: Frame, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
@@ -109,33 +115,35 @@ class Discovery(Reader):
         if frame.leaf or result is None:
             return
         # what attends to nothing may turn out to be a block too; the label of a later attention is not known yet
-        tokens = [event.query_label for event in inside or self.events[:1]] or [()]
+        attentions: list[Event | None] = [*inside] or [*self.events[:1]] or [None]
         shapes = {value.shape for value, _, _ in given}
         for (_, value), (_, tensor) in zip(frame.outputs, leaves(result), strict=True):
-            if is_hidden(value) and (value.shape in shapes or len(value.shape) <= 3) and self.readable(tensor, value.index):
-                self._sample(value, tensor, tokens)
+            if is_hidden(value) and (value.shape in shapes or len(value.shape) <= 3) and self.readable(tensor, value.index, nested=True):
+                self._sample(value, tensor, attentions)
                 self._watch_gradient(value, tensor)
         for value, tensor, version in given:
             if version == -1 or tensor._version == version:
-                self._sample(value, tensor, tokens)
+                self._sample(value, tensor, attentions)
 
     # -- samples
 
+    def _describe(self, event: Event, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """What the arguments of a kernel say better than the axes of its operands."""
+        if event.how in HIDDEN:
+            self._call = fused_call(event.how, args, kwargs, self.sampler)
+            event.query_length, event.key_length = self._call.lengths or (event.query_length, event.key_length)
+            event.folding, event.packed = self._call.folding or event.folding, self._call.sequences
+
     def _rows(self, event: Event, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        if event.how == "sdpa":
-            call = SdpaCall.of(args, kwargs)
-            if not self.readable(call.query, event):
+        call = self._call
+        if call is not None:
+            for side, source in enumerate(call.sources):
+                self._watch_operand(event.operation.index, side, source)
+            if call.unreadable:
+                self.refused[event] = call.unreadable
+            if call.unreadable or not self.readable(call.query, event):
                 return
-            observation = sdpa_rows(call, event.folding, self.sampler)
-            self._watch_operand(event.operation.index, 0, call.query)
-            self._watch_operand(event.operation.index, 1, call.value)
-        elif event.how == "flex":
-            flex = FlexCall.of(args, kwargs)
-            if not self.readable(flex.query, event):
-                return
-            observation = flex_rows(flex, self.sampler)
-            self._watch_operand(event.operation.index, 0, flex.query)
-            self._watch_operand(event.operation.index, 1, flex.value)
+            observation = call.rows(event.folding, self.sampler)
         elif event.axes is not None and isinstance(args[0] if args else None, Tensor):
             source = args[0]
             if not self.readable(source, event) or not self.readable(result, event):
@@ -157,30 +165,30 @@ class Discovery(Reader):
             or len(tensors) < 2
             or not isinstance(result, Tensor)
             or not is_hidden(operation.outputs[0])
-            or not self.readable(result, operation.outputs[0].index)
+            or not self.readable(result, operation.outputs[0].index, nested=True)
         ):
             return
         if operation.inputs[0].shape == operation.inputs[1].shape and operation.outputs[0].producer is operation:
             if any(operation.ancestry >> event.operation.index & 1 for event in heard[-1:]):
-                self._sample(operation.outputs[0], result, [heard[-1].query_label])
+                self._sample(operation.outputs[0], result, [heard[-1]])
                 self._watch_gradient(operation.outputs[0], result)
         for event in reversed(heard):
             joined = self._branches.setdefault(event.operation.index, [])
             known = bool(joined)
             side = joins(operation, event) if len(joined) < _MOST_JOINED else None
             if side is not None:
-                layout = layout_of(operation.inputs[side], event.query_label)
+                layout = layout_of(operation.inputs[side], event)
                 samples = [self.sampler.tokens(tensor, layout) for tensor in (tensors[side], tensors[1 - side])]
                 pair = as_added(samples[0], samples[1], kwargs.get("alpha", 1), side, tensors[1 - side] is result)
                 joined.append((operation, *pair))
             if known:
                 break
 
-    def _sample(self, value: Value, tensor: Tensor, tokens: Sequence[Label]) -> None:
-        """Sample the value as every layout reads it that these labels of token axes suggest."""
+    def _sample(self, value: Value, tensor: Tensor, attentions: Sequence[Event | None]) -> None:
+        """Sample the value as every layout reads it that the queries of these attentions suggest."""
         samples = self._samples.setdefault(value.index, {})
-        for label in tokens:
-            layout = layout_of(value, label)
+        for attention in attentions:
+            layout = layout_of(value, attention)
             if layout not in samples:
                 samples[layout] = self.sampler.tokens(tensor, layout)
 
@@ -214,15 +222,15 @@ class Discovery(Reader):
         )
         for side, value in enumerate((product.left, product.right)):
             if value.index in tensors:
-                self._watch_operand(operation.index, side, tensors[value.index])
+                self._watch_operand(operation.index, side, Source(tensors[value.index]))
 
-    def _watch_operand(self, operation: int, side: int, tensor: Tensor) -> None:
+    def _watch_operand(self, operation: int, side: int, source: Source) -> None:
         def receive(gradient: Tensor) -> None:
             known = self._operand_roles.get((operation, side))
             if known is not None:
-                self.receiver.qv_gradient(known[0], known[1], gradient)
+                self.receiver.qv_gradient(known[0], known[1], source.part_of(gradient))
 
-        self.watch(tensor, receive)
+        self.watch(source.tensor, receive)
 
     # -- the end of the forward
 

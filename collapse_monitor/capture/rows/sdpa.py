@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from collapse_monitor.capture.rows.choice import INVISIBLE, RowChoice
@@ -27,7 +27,6 @@ class SdpaCall:
     mask: Tensor | None
     causal: bool
     scale: float
-    grouped: bool
 
     @classmethod
     def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SdpaCall:
@@ -41,7 +40,6 @@ class SdpaCall:
             given.get("attn_mask"),
             bool(given.get("is_causal", False)),
             1 / math.sqrt(given["query"].shape[-1]) if scale is None else float(scale),
-            bool(given.get("enable_gqa", False)),
         )
 
 
@@ -50,37 +48,48 @@ def sdpa_rows(call: SdpaCall, folding: Folding, sampler: Sampler) -> AttentionOb
     query = folding.fold(call.query)
     sequences, heads, queries, _ = query.shape
     choice = RowChoice.of(sampler, sequences, heads, queries, query.device)
-    key = choice.take_sequences(_fold_keys(call, folding, heads))
+    key = choice.take_sequences(fold_keys(call.query, call.key, folding, heads))
     dtype = wide(query.dtype)
-    logits = _products(choice.take(query).to(dtype), key.to(dtype)) * call.scale
+    logits = products(choice.take(query).to(dtype), key.to(dtype)) * call.scale
     visible: Tensor | None = None
     hidden: Tensor | None = None
     if call.mask is not None:
-        mask = choice.take(_fold_mask(call.mask, folding, call.query, sequences))
-        if mask.dtype is torch.bool:
-            visible = mask
-        else:
-            visible = mask > INVISIBLE
-            logits = logits + torch.where(visible, mask, 0).to(dtype)
+        logits, visible = masked(call.mask, logits, folding, call.query, choice, sequences)
     if call.causal:
         earlier, later = choice.earlier(sampler, call.key.shape[-2])
         visible, hidden = (earlier, later) if visible is None else (visible & earlier, None)
     return observation_of(logits, visible, choice, queries, hidden)
 
 
-def _products(
+def products(
     query: Float[Tensor, "sequence head query dim"], key: Float[Tensor, "sequence head key dim"]
 ) -> Float[Tensor, "sequence head query key"]:
     """Like `query @ key.mT` in fewer operations."""
     return torch.bmm(query.flatten(0, 1), key.flatten(0, 1).mT).view(*query.shape[:3], key.shape[2])
 
 
-def _fold_keys(call: SdpaCall, folding: Folding, heads: int) -> Tensor:
-    key = call.key
-    if call.grouped and key.shape[-3] != call.query.shape[-3]:
-        key = key.repeat_interleave(call.query.shape[-3] // key.shape[-3], dim=-3)
-    if key.shape[:-2] != call.query.shape[:-2]:
-        key = key.expand(*call.query.shape[:-2], *key.shape[-2:])
+def masked(
+    mask: Tensor,
+    logits: Float[Tensor, "sequence head query key"],
+    folding: Folding,
+    query: Tensor,
+    choice: RowChoice,
+    sequences: int,
+) -> tuple[Float[Tensor, "sequence head query key"], Bool[Tensor, "#sequence #head #query #key"]]:
+    """The scores with an additive mask added, and which keys the mask shows."""
+    rows = choice.take(_fold_mask(mask, folding, query, sequences))
+    if rows.dtype is torch.bool:
+        return logits, rows
+    visible = rows > INVISIBLE
+    return logits + torch.where(visible, rows, 0).to(logits.dtype), visible
+
+
+def fold_keys(query: Tensor, key: Tensor, folding: Folding, heads: int) -> Float[Tensor, "sequence head key dim"]:
+    """Keys folded like the queries; grouped ones stand once for each of their queries."""
+    if key.ndim > 2 and query.ndim > 2 and query.shape[-3] != key.shape[-3] > 1:
+        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], dim=-3)
+    if key.shape[:-2] != query.shape[:-2]:
+        key = key.expand(*query.shape[:-2], *key.shape[-2:])
     folded = folding.fold(key)
     return folded if folded.shape[1] == heads else folded.expand(-1, heads, -1, -1)
 
