@@ -82,3 +82,17 @@ export function boundsOf(alerts, metric, layer) {
   }
   return [...bounds].filter(Number.isFinite).sort((a, b) => a - b);
 }
+
+/** What the drawings need to know of a series: how wide its last column is, and the middle of each row. */
+export function prepare(series, tail = 0) {
+  const extent = extentOf(series);
+  series.tail = Math.max(tail, extent ? extent.to - series.last[series.columns - 1] : 1);
+  series.middles = middlesOf(series);
+  return series;
+}
+
+/** The steps that any of several series reaches over. */
+export function unite(extents) {
+  const known = extents.filter(Boolean);
+  return known.length ? { from: Math.min(...known.map(({ from }) => from)), to: Math.max(...known.map(({ to }) => to)) } : null;
+}
