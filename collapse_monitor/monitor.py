@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from collapse_monitor.arguments import check_choice, whole_step
+from collapse_monitor.arguments import check_choice, check_model, whole_step
 from collapse_monitor.capture.learning import Learning
 from collapse_monitor.capture.probe import Probed
 from collapse_monitor.capture.sampling import Sampler
@@ -80,8 +80,7 @@ class Monitor:
         check_choice("source", source, ("auto", "train", "probe"))
         check_choice("ranks", ranks, ("local", "all"))
         check_choice("on_error", on_error, ("warn", "raise"))
-        if not isinstance(model, nn.Module):
-            raise ValueError(f"Monitor(model, ...) needs an nn.Module, got {type(model).__name__}")
+        check_model("Monitor", model)
         self.model = model
         self.schedule = Schedule(every, budget)
         self._selection = Selection(model, sites, token_mask, source)

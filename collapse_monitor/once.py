@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from collapse_monitor.arguments import check_model
 from collapse_monitor.capture.probe import heard_once
 from collapse_monitor.capture.window import Observed
 from collapse_monitor.measure import Window
@@ -22,8 +23,9 @@ def probe(model: nn.Module, *args: Any, **kwargs: Any) -> Snapshot:
     The model is left as it was: random states, buffers and gradients do not change.
 
     Raises:
-        ValueError: the model has neither blocks nor attention; the message says what was seen and how to name `sites`.
+        ValueError: `model` is no `nn.Module`, or it has neither blocks nor attention; the message says what was seen and how to name `sites`.
     """
+    check_model("probe", model)
     receiver = Window(DEFAULT_METRICS)
     observed = _heard(model, args, kwargs, receiver)
     assert observed.plan is not None
@@ -35,7 +37,12 @@ def probe(model: nn.Module, *args: Any, **kwargs: Any) -> Snapshot:
 
 
 def find_sites(model: nn.Module, *args: Any, **kwargs: Any) -> tuple[Site, ...]:
-    """Every block and attention execution of one forward on these arguments, in order of entry. The model is left as it was."""
+    """Every block and attention execution of one forward on these arguments, in order of entry. The model is left as it was.
+
+    Raises:
+        ValueError: `model` is no `nn.Module`.
+    """
+    check_model("find_sites", model)
     observed = _heard(model, args, kwargs, Window(()))
     return tuple(observed.plan.sites.values()) if observed.plan is not None else ()
 

@@ -29,9 +29,9 @@ class Schedule:
             raise ValueError(f"every={every!r}: give a number of steps (every=50) or a function step -> bool")
         if isinstance(every, int) and every < 1:
             raise ValueError(f"every={every}: must be at least 1; every=1 samples each step, a large number samples rarely")
-        if budget is not None and not 0 < budget <= 1:
+        if budget is not None and not (isinstance(budget, int | float) and not isinstance(budget, bool) and 0 < budget <= 1):
             raise ValueError(
-                f"budget={budget}: the share of training time the monitor may take, between 0 and 1 (0.01 is 1 %), or None for no limit"
+                f"budget={budget!r}: the share of training time the monitor may take, between 0 and 1 (0.01 is 1 %), or None for no limit"
             )
         self._asked, self._budget = every, budget
         self.every: int | None = every if isinstance(every, int) else None

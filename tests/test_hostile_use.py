@@ -297,7 +297,7 @@ def test_context_that_is_no_number_loses_no_snapshot() -> None:
 
 
 def test_a_sink_class_is_not_a_sink() -> None:
-    with pytest.raises(TypeError, match="give an instance"):
+    with pytest.raises(ValueError, match="give an instance"):
         cm.Monitor(Model(), sinks=[cm.JSONLSink])
 
 

@@ -22,14 +22,20 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "every a bool": ({"every": True}, "every=True: give a number of steps"),
     "budget zero": ({"budget": 0.0}, "budget=0.0: the share of training time the monitor may take, between 0 and 1"),
     "budget a percentage": ({"budget": 5}, "budget=5: the share of training time"),
+    "budget a text": ({"budget": "1%"}, "budget='1%': the share of training time"),
     "source": ({"source": "eval"}, "source='eval': allowed are 'auto', 'train', 'probe'"),
     "ranks": ({"ranks": "some"}, "ranks='some': allowed are 'local', 'all'"),
     "on_error": ({"on_error": "ignore"}, "on_error='ignore': allowed are 'warn', 'raise'"),
     "metric unknown": ({"metrics": ["effective_rnk"]}, "unknown metric 'effective_rnk': did you mean 'effective_rank'"),
     "metric no metric": ({"metrics": [torch.sum]}, "expected a name or a Metric"),
     "site unknown": ({"sites": ["blocks.O"]}, "sites: the model has no module 'blocks.O'; did you mean 'blocks."),
-    "sites a string": ({"sites": "blocks.0"}, "sites='blocks.0': give a list of names, sites=['blocks.0']"),
+    "sites a number": ({"sites": 5}, "sites=5: give a list of names of modules"),
+    "sites numbers": ({"sites": [5]}, "sites=[5]: give a list of names of modules"),
+    "sites a string": ({"sites": "blocks.0"}, "sites='blocks.0': give a list, sites=['blocks.0']"),
     "token_mask": ({"token_mask": 3}, "token_mask=3: give the name of a keyword of the model call, or a function (args, kwargs) -> mask"),
+    "rules none": ({"rules": None}, "rules=None: give a list of rules and names"),
+    "mute none": ({"mute": None}, "mute=None: give a list of rule names"),
+    "sinks none": ({"sinks": None}, "sinks: expected a list, got NoneType"),
     "rule unknown": ({"rules": ["no_such_rule"]}, "no_such_rule"),
     "sink": ({"sinks": [object()]}, "sinks: a sink is an object with write(snapshot, alerts) and close(), got object"),
     "mute unknown": ({"mute": ["no_such_rule"]}, "no_such_rule"),
@@ -42,13 +48,16 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("what", list(BAD))
 def test_a_bad_argument_is_refused_at_once_by_name(what: str) -> None:
     options, sentence = BAD[what]
-    with pytest.raises(TypeError if what == "sink" else ValueError, match=re.escape(sentence)):
+    with pytest.raises(ValueError, match=re.escape(sentence)):
         Monitor(gpt(), **options)
 
 
-def test_a_model_that_is_none() -> None:
-    with pytest.raises(ValueError, match=re.escape("Monitor(model, ...) needs an nn.Module, got function")):
-        Monitor(lambda x: x)  # type: ignore[arg-type]
+@pytest.mark.parametrize("made", [Monitor, probe, find_sites], ids=lambda made: made.__name__)
+def test_a_model_that_is_none(made: Any) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"{made.__name__}(model, ...) needs an nn.Module, got a function")):
+        made(lambda x: x)
+    with pytest.raises(ValueError, match=re.escape("needs an nn.Module, got the class Linear")):
+        made(nn.Linear)
 
 
 @pytest.mark.parametrize(

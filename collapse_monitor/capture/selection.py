@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -36,8 +36,10 @@ class Selection:
             raise ValueError(
                 f"token_mask={token_mask!r}: give the name of a keyword of the model call, or a function (args, kwargs) -> mask"
             )
-        if isinstance(sites, str):
-            raise ValueError(f"sites={sites!r}: give a list of names, sites=[{sites!r}]")
+        if isinstance(sites, str | Site):
+            raise ValueError(f"sites={sites!r}: give a list, sites=[{sites!r}]")
+        if sites is not None and (not isinstance(sites, Iterable) or any(not isinstance(site, str | Site) for site in sites)):
+            raise ValueError(f"sites={sites!r}: give a list of names of modules, or of Site records as find_sites returns them")
         self._token_mask, self.source = token_mask, source
         self._compiled = CompileCheck()
         self._names: tuple[str, ...] | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 
@@ -16,7 +16,7 @@ def resolve_sinks(sinks: Sequence[Any]) -> list[Any]:
     >>> [type(sink).__name__ for sink in resolve_sinks([{"class_path": "collapse_monitor.JSONLSink", "init_args": {"path": "log.jsonl"}}])]
     ['JSONLSink']
     """
-    if isinstance(sinks, str | Mapping):
+    if isinstance(sinks, str | Mapping) or not isinstance(sinks, Iterable):
         raise ValueError(f"sinks={sinks!r}: give a list, as in sinks=[{sinks!r}]")
     return [_made(sink) for sink in sinks]
 

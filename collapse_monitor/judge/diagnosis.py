@@ -56,6 +56,9 @@ def diagnose(source: Snapshot | History | Iterable[Snapshot]) -> list[Finding]:
         Findings in order of evaluation; empty when nothing is remarkable. Readings that a finding would have used and that were not
         taken are named in its `against`. `undecided` lists the phenomena that could not be looked for at all.
 
+    Raises:
+        ValueError: `source` is none of these.
+
     >>> diagnose([])
     []
     """
@@ -63,6 +66,8 @@ def diagnose(source: Snapshot | History | Iterable[Snapshot]) -> list[Finding]:
         return _found(source, History(), {}, alone=True)
     if isinstance(source, History):
         return [] if source.latest is None else _found(source.latest, source, {}, alone=False)
+    if not isinstance(source, Iterable):
+        raise ValueError(f"diagnose takes a snapshot, snapshots in order or a history, got a {type(source).__name__}")
     judge, last = Judge(DEFAULT_RULES), None
     for last in source:
         judge.check(last)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 Mute = str | tuple[str, Sequence[int]]
 
@@ -18,6 +18,8 @@ def resolve_mute(mute: Sequence[Mute], names: Collection[str]) -> Mapping[str, f
     """
     if isinstance(mute, str):
         raise ValueError(f"mute={mute!r}: give a list, as in mute=[{mute!r}]")
+    if not isinstance(mute, Iterable):
+        raise ValueError(f"mute={mute!r}: give a list of rule names, as in mute=['oversmoothing:0,3-5']; [] for none")
     muted: dict[str, frozenset[int] | None] = {}
     for entry in mute:
         name, layers = _read(entry)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 
 from collapse_monitor.judge.attention_rules import attention_entropy_collapse, logit_explosion
@@ -75,6 +75,8 @@ def resolve_rules(rules: Sequence[Rule | str]) -> tuple[Rule, ...]:
     """
     if isinstance(rules, str):
         raise ValueError(f"rules={rules!r}: give a list, as in rules=[{rules!r}]")
+    if not isinstance(rules, Iterable):
+        raise ValueError(f"rules={rules!r}: give a list of rules and names, as in rules=[*DEFAULT_RULES, my_rule]; [] for none")
     resolved = tuple(rule if callable(rule) else _named(rule) for rule in rules)
     names = [name_of(rule) for rule in resolved]
     repeated = sorted({name for name in names if names.count(name) > 1})

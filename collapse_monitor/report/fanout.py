@@ -25,17 +25,17 @@ class Sinks:
     """Writes to every sink. One that raises is switched off, once, and listed in `faults`; the run and the other sinks go on.
 
     Raises:
-        TypeError: something has no `write` or no `close`; the message says what a sink is.
+        ValueError: something has no `write` or no `close`; the message says what a sink is.
     """
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
         if not isinstance(sinks, Sequence):
-            raise TypeError(f"sinks: expected a list, got {type(sinks).__name__}")
+            raise ValueError(f"sinks: expected a list, got {type(sinks).__name__}")
         for sink in sinks:
             if isinstance(sink, type):
-                raise TypeError(f"sinks: {sink.__name__} is a class; give an instance, such as {sink.__name__}(...)")
+                raise ValueError(f"sinks: {sink.__name__} is a class; give an instance, such as {sink.__name__}(...)")
             if not callable(getattr(sink, "write", None)) or not callable(getattr(sink, "close", None)):
-                raise TypeError(f"sinks: a sink is an object with write(snapshot, alerts) and close(), got {_name(sink)}")
+                raise ValueError(f"sinks: a sink is an object with write(snapshot, alerts) and close(), got {_name(sink)}")
         self._open = list(sinks)
         self._off: list[Sink] = []
         self.faults: list[tuple[str, BaseException]] = []

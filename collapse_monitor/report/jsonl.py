@@ -26,6 +26,8 @@ class JSONLSink:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        if not isinstance(path, str | os.PathLike):
+            raise ValueError(f"JSONLSink({path!r}): give the path of a file")
         self.path = Path(path)
         self._file: int | None = None
         self._sites: tuple[tuple[Site, ...], str] = ((), "[]")

@@ -27,13 +27,13 @@ class LoggerSink:
         loggers: objects with `log_metrics`, as in `trainer.loggers`. Others raise.
 
     Raises:
-        TypeError: an object has no `log_metrics`.
+        ValueError: an object has no `log_metrics`.
     """
 
     def __init__(self, loggers: Sequence[Any]) -> None:
         for logger in loggers:
             if not callable(getattr(logger, "log_metrics", None)):
-                raise TypeError(f"LoggerSink: a logger has log_metrics(values, step=...), {type(logger).__name__} has not")
+                raise ValueError(f"LoggerSink: a logger has log_metrics(values, step=...), {type(logger).__name__} has not")
         self._loggers = list(loggers)
         self._dense: dict[int, DenseEvents] = {}
         self.faults: list[tuple[str, BaseException]] = []

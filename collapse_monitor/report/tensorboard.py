@@ -27,7 +27,7 @@ class TensorBoardSink:
 
     Raises:
         ImportError: a folder is given and `tensorboard` is not installed.
-        TypeError: `writer` is none of these.
+        ValueError: `writer` is none of these.
     """
 
     def __init__(self, writer: Any, heads_every: int = HEADS_EVERY) -> None:
@@ -37,7 +37,7 @@ class TensorBoardSink:
         if self._folder is not None and importlib.util.find_spec("tensorboard") is None:
             raise ImportError(f"TensorBoardSink({self._folder!r}) needs tensorboard, which is not installed: pip install tensorboard")
         if writer is not None and self._folder is None and not callable(getattr(writer, "add_scalar", None)):
-            raise TypeError(f"TensorBoardSink: expected a SummaryWriter or the path of a folder, got {type(writer).__name__}")
+            raise ValueError(f"TensorBoardSink: expected a SummaryWriter or the path of a folder, got {type(writer).__name__}")
         self._heads_every = heads_every
         self._writer: Any = None if self._folder is not None else writer
         self._dense = DenseEvents(writer, heads_every) if is_summary_writer(writer) else None

@@ -94,9 +94,9 @@ class TestSinks:
 
     @pytest.mark.parametrize("sink", [object(), "runs/mine", len])
     def test_what_is_no_sink_is_refused(self, sink: object) -> None:
-        with pytest.raises(TypeError, match=r"a sink is an object with write\(snapshot, alerts\) and close\(\), got"):
+        with pytest.raises(ValueError, match=r"a sink is an object with write\(snapshot, alerts\) and close\(\), got"):
             Sinks([sink])  # type: ignore[list-item]
-        with pytest.raises(TypeError, match="expected a list"):
+        with pytest.raises(ValueError, match="expected a list"):
             Sinks(MemorySink())  # type: ignore[arg-type]
 
 
@@ -171,7 +171,7 @@ class TestLoggers:
         LoggerSink([]).write(make_snapshot(), [make_alert()])
 
     def test_what_is_no_logger_is_refused(self) -> None:
-        with pytest.raises(TypeError, match=r"a logger has log_metrics\(values, step=\.\.\.\), int has not"):
+        with pytest.raises(ValueError, match=r"a logger has log_metrics\(values, step=\.\.\.\), int has not"):
             LoggerSink([3])
 
     def test_a_tensorboard_logger_that_has_another_writer_gets_scalars(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -241,7 +241,7 @@ def test_dummies_are_accepted() -> None:
 
 
 def test_what_is_no_writer_is_refused() -> None:
-    with pytest.raises(TypeError, match="expected a SummaryWriter or the path of a folder, got int"):
+    with pytest.raises(ValueError, match="expected a SummaryWriter or the path of a folder, got int"):
         TensorBoardSink(3)
     with pytest.raises(ValueError, match="heads_every=0, expected a whole number from 1 on"):
         TensorBoardSink(None, heads_every=0)
