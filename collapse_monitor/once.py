@@ -23,7 +23,7 @@ def probe(model: nn.Module, *args: Any, **kwargs: Any) -> Snapshot:
     The model is left as it was: random states, buffers and gradients do not change.
 
     Raises:
-        ValueError: `model` is no `nn.Module`, or it has neither blocks nor attention; the message says what was seen and how to name `sites`.
+        ValueError: `model` is no `nn.Module`, or it has neither blocks nor attention; the message says how to name `sites`.
     """
     check_model("probe", model)
     receiver = Window(DEFAULT_METRICS)
