@@ -76,4 +76,5 @@ def open_tab(driver: Any, url: str, fragment: str = "collapse_monitor", query: s
 
 def complaints(driver: Any) -> list[str]:
     """What the pages logged as errors since the last time, refused content included."""
-    return [entry["message"] for entry in driver.get_log("browser") if entry["level"] == "SEVERE"]
+    found = [entry["message"] for entry in driver.get_log("browser") if entry["level"] == "SEVERE"]
+    return [message for message in found if "/favicon.ico" not in message]  # a browser asks any page of its own for one

@@ -55,7 +55,8 @@ function decode(text) {
   }
 }
 
-// Without an entry in the history: looking around is no journey.
+// Without an entry in the history: looking around is no journey. The address is whole, because a short one would be relative to this frame.
 function replaceHash(target, hash) {
-  if (target.location.hash.replace(/^#/, "") !== hash) target.location.replace(`#${hash}`);
+  const [address, now = ""] = target.location.href.split("#");
+  if (now !== hash) target.location.replace(`${address}#${hash}`);
 }
