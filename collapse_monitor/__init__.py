@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collapse_monitor.once import find_sites, probe
     from collapse_monitor.records import Alert, Finding, Severity, Site, Snapshot
     from collapse_monitor.report import ConsoleSink, JSONLSink, TensorBoardSink, read
+    from collapse_monitor.report.live import LiveSink
 
 __version__ = "0.1.0"
 
@@ -29,6 +30,7 @@ __all__ = [
     "ConsoleSink",
     "Finding",
     "JSONLSink",
+    "LiveSink",
     "Metric",
     "Monitor",
     "Severity",
@@ -51,6 +53,7 @@ _HOME = {
     "ConsoleSink": "collapse_monitor.report",
     "Finding": "collapse_monitor.records",
     "JSONLSink": "collapse_monitor.report",
+    "LiveSink": "collapse_monitor.report.live",
     "Metric": "collapse_monitor.metrics",
     "Monitor": "collapse_monitor.monitor",
     "Severity": "collapse_monitor.records",
@@ -66,7 +69,7 @@ _HOME = {
 _INSTALL = {
     "lightning": "pytorch-lightning",
     "pytorch_lightning": "pytorch-lightning",
-    "rich": "collapse-monitor[demo]",
+    "rich": "rich",
     "sklearn": "collapse-monitor[demo]",
     "tensorboard": "tensorboard",
     "transformers": "collapse-monitor[hf]",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Mapping
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -123,11 +125,22 @@ class Snapshot:
         """The same readings with the user's own numbers beside them."""
         return replace(self, context={**self.context, **context})
 
-    def table(self) -> str:
-        """A plain-text table, one row per block: what to look at first."""
+    def table(self, history: Sequence[Snapshot] = (), alerts: Iterable[Alert | Finding] = ()) -> str:
+        """A table, one row per block: what to look at first.
+
+        Where standard output is a terminal the layers that `alerts` name are coloured; everywhere else the text is plain.
+
+        Args:
+            history: snapshots from before, for a curve of the last checks beside each number.
+            alerts: alerts or findings, for the colours.
+        """
         from collapse_monitor.tables import text_table
 
-        return text_table(self)
+        if not _on_terminal():
+            return text_table(self, history)
+        from collapse_monitor.terminal import coloured_table, escape_codes
+
+        return escape_codes(coloured_table(self, history, alerts))
 
     def _repr_html_(self) -> str:
         from collapse_monitor.tables import html_table
@@ -274,6 +287,12 @@ def check_version(record: Mapping[str, Any]) -> None:
         raise ValueError(
             f"log format {version} is newer than this collapse_monitor reads ({FORMAT_VERSION}): upgrade collapse_monitor to read it"
         )
+
+
+def _on_terminal() -> bool:
+    """Whether somebody looks at standard output, with something that knows colours."""
+    isatty = getattr(sys.stdout, "isatty", None)
+    return callable(isatty) and bool(isatty()) and os.environ.get("TERM") != "dumb"
 
 
 def _nanmean(values: list[float]) -> float:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from collapse_monitor.records import Snapshot
+from collapse_monitor.sparklines import sparklines
 
 COLUMNS = (
     "effective_rank",
@@ -23,8 +24,12 @@ COLUMNS = (
 _LONGEST_NAME = 32
 
 
-def text_table(snapshot: Snapshot) -> str:
-    """Aligned columns, then what was sampled and what is missing.
+TREND = 8
+"""Checks in a curve, the last one at its right end."""
+
+
+def text_table(snapshot: Snapshot, history: Sequence[Snapshot] = ()) -> str:
+    """Aligned columns, then what was sampled and what is missing. With snapshots from before, each number has its course beside it.
 
     >>> from collapse_monitor.records import Site
     >>> sites = (Site("blocks.0", "block", 0), Site("blocks.1", "block", 1))
@@ -37,17 +42,36 @@ def text_table(snapshot: Snapshot) -> str:
     64 tokens of each sequence were measured: a rank read from 64 tokens cannot exceed 64.
     """
     if not snapshot.block_sites:
-        return "\n".join([_title(snapshot), "no blocks", *_footer(snapshot)])
-    return "\n".join([_title(snapshot), *_aligned(_heading(snapshot), _body(snapshot)), *_footer(snapshot)])
+        return "\n".join([title(snapshot), "no blocks", *footer(snapshot)])
+    heading, rows = aligned_cells(snapshot, history)
+    return "\n".join([title(snapshot), *map(_line, [*heading, *rows]), *footer(snapshot)])
+
+
+def aligned_cells(
+    snapshot: Snapshot, history: Sequence[Snapshot] = (), columns: Sequence[str] | None = None
+) -> tuple[list[list[str]], list[list[str]]]:
+    """The lines of the heading and one row per block, as cells of equal width in each column: number, name, then the metrics."""
+    names = columns_of(snapshot) if columns is None else list(columns)
+    heading = [[""], ["block"], *(name.rsplit("_", 1) for name in names)]
+    trends = [_trend(snapshot, history, name) for name in names]
+    cells = [
+        [f"{value} {curve}" if curve else value for value, curve in zip(_column(snapshot, name), trend, strict=True)]
+        for name, trend in zip(names, trends, strict=True)
+    ]
+    rows = [[str(index), _short(site.name), *(column[index] for column in cells)] for index, site in enumerate(snapshot.block_sites)]
+    # A heading stands over the numbers, not over their courses.
+    width = [max((len(curve) + 1 for curve in trend if curve), default=0) for trend in trends]
+    heading = [*heading[:2], *([f"{word}{' ' * beside}" for word in words] for words, beside in zip(heading[2:], width, strict=True))]
+    return _aligned(heading, rows)
 
 
 def html_table(snapshot: Snapshot) -> str:
     """The same as HTML. Names of modules and metrics are escaped."""
-    heading = "".join(f"<th>{_escaped(' '.join(name.split('_')))}</th>" for name in ("", "block", *_columns(snapshot)))
-    rows = "".join(f"<tr>{''.join(f'<td>{_escaped(cell)}</td>' for cell in row)}</tr>" for row in _body(snapshot))
-    footer = "".join(f"<div>{_escaped(line)}</div>" for line in _footer(snapshot))
-    caption = f"<caption>{_escaped(_title(snapshot))}</caption>"
-    return f"<div><table>{caption}<thead><tr>{heading}</tr></thead><tbody>{rows}</tbody></table>{footer}</div>"
+    heading = "".join(f"<th>{_escaped(' '.join(name.split('_')))}</th>" for name in ("", "block", *columns_of(snapshot)))
+    rows = "".join(f"<tr>{''.join(f'<td>{_escaped(cell.strip())}</td>' for cell in row)}</tr>" for row in aligned_cells(snapshot)[1])
+    below = "".join(f"<div>{_escaped(line)}</div>" for line in footer(snapshot))
+    caption = f"<caption>{_escaped(title(snapshot))}</caption>"
+    return f"<div><table>{caption}<thead><tr>{heading}</tr></thead><tbody>{rows}</tbody></table>{below}</div>"
 
 
 def compare_text(left: Snapshot, right: Snapshot, titles: tuple[str, str] = ("left", "right")) -> str:
@@ -60,25 +84,29 @@ def compare_text(left: Snapshot, right: Snapshot, titles: tuple[str, str] = ("le
     rows = [
         [str(index), _short(site.name), *(side[index] for pair in pairs for side in pair)] for index, site in enumerate(left.block_sites)
     ]
-    return "\n".join([f"{titles[0]}: {_title(left)}, {titles[1]}: {_title(right)}", *_aligned(heading, rows)])
+    lines, body = _aligned(heading, rows)
+    return "\n".join([f"{titles[0]}: {title(left)}, {titles[1]}: {title(right)}", *map(_line, [*lines, *body])])
 
 
-def _title(snapshot: Snapshot) -> str:
+def title(snapshot: Snapshot) -> str:
+    """The step, and the numbers that the user has logged beside it."""
     context = "".join(f", {name} {_number(value)}" for name, value in snapshot.context.items())
     return f"step {snapshot.step}{' (separate forward)' if snapshot.source == 'probe' else ''}{context}"
 
 
-def _columns(snapshot: Snapshot) -> list[str]:
+def columns_of(snapshot: Snapshot) -> list[str]:
+    """Those of `COLUMNS` that the snapshot has."""
     return [name for name in COLUMNS if name in snapshot.metrics]
 
 
-def _heading(snapshot: Snapshot) -> list[list[str]]:
-    return [[""], ["block"], *(name.rsplit("_", 1) for name in _columns(snapshot))]
-
-
-def _body(snapshot: Snapshot) -> list[list[str]]:
-    columns = [_column(snapshot, name) for name in _columns(snapshot)]
-    return [[str(index), _short(site.name), *(column[index] for column in columns)] for index, site in enumerate(snapshot.block_sites)]
+def _trend(snapshot: Snapshot, history: Sequence[Snapshot], metric: str) -> list[str]:
+    """One curve per block; nothing where nothing came before. Snapshots of another model, or without the metric, are left out."""
+    blocks = len(snapshot.block_sites)
+    before = [known for known in history if metric in known.metrics and len(known.block_sites) == blocks and known.step < snapshot.step]
+    if not before:
+        return [""] * blocks
+    recent = [known.series(metric) for known in [*before[-TREND + 1 :], snapshot]]
+    return [curve.rjust(TREND) for curve in sparklines(list(zip(*recent, strict=True)))]
 
 
 def _column(snapshot: Snapshot, metric: str) -> list[str]:
@@ -91,22 +119,26 @@ def _column(snapshot: Snapshot, metric: str) -> list[str]:
     return [_number(value) for value in values]
 
 
-def _aligned(heading: Sequence[Sequence[str]], rows: Sequence[Sequence[str]]) -> Iterable[str]:
+def _aligned(heading: Sequence[Sequence[str]], rows: Sequence[Sequence[str]]) -> tuple[list[list[str]], list[list[str]]]:
     """Text to the left, numbers to the right; headings of several lines."""
     height = max(map(len, heading))
     # A short heading stands on the last line, next to the numbers.
     lines = [list(line) for line in zip(*([""] * (height - len(column)) + list(column) for column in heading), strict=True)]
     widths = [max(len(row[index]) for row in [*lines, *rows]) for index in range(len(heading))]
-    for row in [*lines, *rows]:
-        cells = [
-            row[0].rjust(widths[0]),
-            row[1].ljust(widths[1]),
-            *(cell.rjust(width + 1) for cell, width in zip(row[2:], widths[2:], strict=True)),
-        ]
-        yield " ".join(cells).rstrip()
+
+    def padded(row: Sequence[str]) -> list[str]:
+        numbers = (cell.rjust(width + 1) for cell, width in zip(row[2:], widths[2:], strict=True))
+        return [row[0].rjust(widths[0]), row[1].ljust(widths[1]), *numbers]
+
+    return [padded(line) for line in lines], [padded(row) for row in rows]
 
 
-def _footer(snapshot: Snapshot) -> list[str]:
+def _line(cells: Sequence[str]) -> str:
+    return " ".join(cells).rstrip()
+
+
+def footer(snapshot: Snapshot) -> list[str]:
+    """What was sampled, remarks, and what is missing."""
     return [*_sampling(snapshot), *snapshot.notes, *_missing(snapshot)]
 
 

@@ -20,6 +20,7 @@ from collapse_monitor.judge import DEFAULT_RULES, Judge
 from collapse_monitor.judge.rule import checks_of
 from collapse_monitor.once import probe
 from collapse_monitor.records import Alert, Snapshot
+from collapse_monitor.tables import text_table
 
 __all__ = ["MemorySink", "PureAttention", "assert_healthy", "collapsed_tokens", "tiny_gpt", "tiny_vit", "tokens_of_rank"]
 
@@ -231,7 +232,7 @@ def assert_healthy(model: nn.Module, *args: Any, **kwargs: Any) -> Snapshot:
         judge.check(replace(snapshot, step=check))
     if judge.alerts:
         messages = "\n".join(f"  {alert.message}" for alert in judge.alerts)
-        raise AssertionError(f"{type(model).__name__} is not healthy:\n{messages}\n{snapshot.table()}")
+        raise AssertionError(f"{type(model).__name__} is not healthy:\n{messages}\n{text_table(snapshot)}")
     return snapshot
 
 

@@ -25,10 +25,11 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"monitor", "once"}),
     frozenset({"integrations", "testing", "tensorboard_plugin"}),
     frozenset({"demo"}),
+    frozenset({"commands"}),
     frozenset({"cli"}),
 )
-# A record shows itself as a table, a table is made of records: one part in two files.
-SAME_PART = {"tables": "records"}
+# A record shows itself as a table, a table is made of records: one part in several files.
+SAME_PART = {"tables": "records", "terminal": "records", "sparklines": "records"}
 
 HOST_COPIES = {"item", "cpu", "tolist", "numpy"}
 WORD_OF_NO_MEANING = re.compile(r"(Manager|Handler|Utils?|Base|Helpers?)\b")

@@ -43,6 +43,7 @@ def test_the_metadata_says_what_is_needed(wheel: Path) -> None:
         "jaxtyping",
         "numpy",
         "pytorch-lightning",
+        "rich",
         "tensorboard",
         "torch",
     ]

@@ -13,7 +13,7 @@ import collapse_monitor as cm
 NAMES = {
     *("Monitor", "probe", "diagnose", "find_sites", "read", "CollapseCallback", "metrics", "testing"),
     *("Snapshot", "Site", "Alert", "Finding", "Severity", "Metric", "DEFAULT_METRICS", "DEFAULT_RULES"),
-    *("TensorBoardSink", "JSONLSink", "ConsoleSink"),
+    *("TensorBoardSink", "JSONLSink", "ConsoleSink", "LiveSink"),
 }
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 from html.parser import HTMLParser
 
 import pytest
 
 from collapse_monitor.records import Site, Snapshot
 from collapse_monitor.tables import compare_text, html_table, text_table
+from tests.screen import ROOT, seen
 from tests.synthetic import make_snapshot
 
 NAN = math.nan
@@ -116,3 +120,38 @@ def test_any_number_fits_a_column(value: float) -> None:
     cell = text_table(make_snapshot(layers=1, blocks={"branch_ratio": value})).splitlines()[3].split()[-1]
     assert len(cell) <= 9
     assert float(cell) == pytest.approx(value, rel=0.05)
+
+
+def course() -> list[Snapshot]:
+    return [make_snapshot(step, similarity=[0.1, 0.2, 0.3, 0.1 * step], rank=[30.0, 30.0, 30.0, 30.0 - step]) for step in range(10)]
+
+
+def test_the_course_of_the_last_checks_stands_beside_each_number() -> None:
+    *before, last = course()
+    lines = last.table(before).splitlines()
+    assert [line.split()[5] for line in lines[3:7]] == ["▁▁▁▁▁▁▁▁", "▂▂▂▂▂▂▂▂", "▃▃▃▃▃▃▃▃", "▂▃▄▅▅▆▇█"]
+    assert len({len(line) for line in lines[3:7]}) == 1
+
+
+def test_snapshots_of_another_model_or_of_later_have_no_part_in_the_course() -> None:
+    *before, last = course()
+    others = [make_snapshot(3, layers=2), make_snapshot(50)]
+    assert last.table([*before, *others]) == last.table(before)
+    assert last.table(others) == last.table()
+
+
+def test_plain_where_nobody_looks() -> None:
+    code = "import sys; from tests.synthetic import *; print(make_snapshot().table((), [make_alert()])); sys.exit('rich' in sys.modules)"
+    surroundings = {**os.environ, "FORCE_COLOR": "1"}
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT, env=surroundings)
+    assert said.stdout == f"{text_table(make_snapshot())}\n"
+
+
+def test_in_colour_on_a_terminal() -> None:
+    code = "from tests.synthetic import *; print(make_snapshot().table((), [make_alert()]))"
+    lines, text = seen(code)
+    assert "\n".join(lines) == text_table(make_snapshot())
+    coloured = [line for line in text.splitlines() if "\x1b[1;31m" in line]
+    assert [line.partition("blocks.")[2][0] for line in coloured] == ["1", "2"]
+    assert "\x1b[1;31m" not in seen(code, environment={"NO_COLOR": "1"})[1]
+    assert "\x1b" not in seen(code, environment={"TERM": "dumb"})[1]

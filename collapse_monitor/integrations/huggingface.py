@@ -18,6 +18,7 @@ from collapse_monitor.integrations.steering import Processes, Steering
 from collapse_monitor.measure import any_process
 from collapse_monitor.monitor import Monitor
 from collapse_monitor.report import ConsoleSink, TensorBoardSink
+from collapse_monitor.tables import text_table
 
 try:
     from transformers import TrainerCallback
@@ -192,7 +193,7 @@ class CollapseCallback(TrainerCallback):
             self._monitor.settle()
             latest = self._monitor.latest
             if latest is not None and state.is_world_process_zero:
-                logger.warning("at initialisation:\n%s", latest.table())
+                logger.warning("at initialisation:\n%s", text_table(latest))
 
     @harmless
     def _close_window(self) -> None:
