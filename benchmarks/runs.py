@@ -9,21 +9,25 @@ from typing import Any
 
 import torch
 from faults import Fault
+from parts import parts_of
 from torch import Tensor, nn
-from trainings import Training
+from trainings import Batch, Training
 
 import collapse_monitor as cm
 from collapse_monitor.testing import MemorySink
 
 EVERY = 5
-PAST, FUTURE = 220, 80
-"""Steps before a fault and after it: 44 checks of baseline, 16 to find the fault."""
+PAST = 220
+"""Steps before a fault: 44 checks of baseline."""
 
-HELD_OUT = 128
+HELD_OUT = 64
 """Samples behind val_loss, the same each time."""
 
 VISIBLE = 0.05
 """A fault that changes neither a block's output nor its gradients by this much cannot be seen by anyone."""
+
+ATTENDS = 0.9
+"""Uniformity below which a block selects, so that it can cease to."""
 
 
 @dataclass
@@ -65,11 +69,19 @@ def healthy_past(training: Training, steps: int = PAST) -> Past:
     return Past(training, model.state_dict(), optimizer.state_dict(), state, losses, uniformity, sink.snapshots, alerts)
 
 
-def with_fault(past: Past, fault: Fault | None, block: int, steps: int = FUTURE) -> Watched:
-    """What follows when a fault is planted now: the run goes on from its checkpoint. None: nothing is planted."""
+def with_fault(past: Past, fault: Fault | None, block: int, steps: int = 80) -> Watched | None:
+    """What follows when a fault is planted now: the run goes on from its checkpoint.
+
+    `fault` None: nothing is planted. None is returned where no block attends and the fault needs one that does.
+    """
     training = past.training
     if fault is not None and fault.attending:
-        block = min(range(len(past.uniformity)), key=past.uniformity.__getitem__)
+        places = range(len(past.uniformity) - fault.behind)
+        block = min(places, key=past.uniformity.__getitem__)
+        if fault.selecting and past.uniformity[block] > ATTENDS:
+            return None
+    if fault is not None and fault.behind:
+        block += 1
     model = training.model()
     model.load_state_dict(past.model)
     optimizer = _optimizer(model, training)
@@ -83,20 +95,20 @@ def with_fault(past: Past, fault: Fault | None, block: int, steps: int = FUTURE)
         monitor.load_state_dict(past.monitor)
         after, visible = _planted(training, model, fault, block)
         losses = _train(training, model, optimizer, monitor, range(start, start + steps), data, after)
-    name = None if fault is None else fault.name
+    name, place = (None, None) if fault is None else (fault.name, block)
     alerts = [alert for alert in monitor.alerts if alert.step >= start]
-    return Watched(training, name, block, start, past.losses + losses, alerts, past.snapshots + sink.snapshots, visible)
+    return Watched(training, name, place, start, past.losses + losses, alerts, past.snapshots + sink.snapshots, visible)
 
 
 def from_start(training: Training, fault: Fault | None, block: int, steps: int | None = None) -> Watched:
     """A run from its first step on, with a fault in it from the beginning or without one."""
     model = training.model()
-    optimizer = _optimizer(model, training)
     sink = MemorySink()
+    after, visible = _planted(training, model, fault, block)
+    optimizer = _optimizer(model, training)
     with cm.Monitor(model, every=EVERY, budget=None, sinks=[sink]) as monitor:
-        after, visible = _planted(training, model, fault, block)
         losses = _train(training, model, optimizer, monitor, range(steps or training.steps), training.batches(), after)
-    name, place = (None, None) if fault is None else (fault.name, block)
+    name, place = (None, None) if fault is None else (fault.name, None if fault.everywhere else block)
     return Watched(training, name, place, None if fault is None else 0, losses, monitor.alerts, sink.snapshots, visible)
 
 
@@ -106,18 +118,18 @@ def _train(
     optimizer: torch.optim.Optimizer,
     monitor: cm.Monitor,
     steps: range,
-    data: Iterator[tuple[Tensor, Tensor]],
+    data: Iterator[Batch],
     after: Callable[[], None] | None = None,
 ) -> list[float]:
     losses = []
-    held_out = next(replace(training, batch=HELD_OUT).batches(held_out=True))
+    held_out = next(replace(training, batch=HELD_OUT if training.kind != "minilm" else 8).batches(held_out=True))
     for step in steps:
         for group in optimizer.param_groups:
             group["lr"] = training.lr * training.schedule(step, training.steps)
         parts = []
         with monitor.observe(step):
             for _ in range(training.accumulate):
-                loss = training.loss(model, *next(data)) / training.accumulate
+                loss = training.loss(model, next(data)) / training.accumulate
                 loss.backward()
                 parts.append(loss.detach())
         optimizer.step()
@@ -128,7 +140,9 @@ def _train(
         monitor.log(step, train_loss=losses[-1])
         if step % (4 * EVERY) == 0:
             with torch.no_grad():
-                monitor.log(step, val_loss=float(training.loss(model, *held_out)))
+                model.eval()
+                monitor.log(step, val_loss=float(training.loss(model, held_out)))
+                model.train()
     return losses
 
 
@@ -140,6 +154,8 @@ def _planted(training: Training, model: Any, fault: Fault | None, block: int) ->
     """Plant the fault; says also whether the block's output or its input's gradient changed by more than VISIBLE on one batch."""
     if fault is None:
         return None, True
+    if fault.everywhere:
+        return fault.plant(model, block), True
     batch = next(training.batches(held_out=True))
     before = _effect(training, model, block, batch)
     after = fault.plant(model, block)
@@ -150,22 +166,24 @@ def _planted(training: Training, model: Any, fault: Fault | None, block: int) ->
     return None, any(not change <= VISIBLE for change in changes)
 
 
-def _effect(training: Training, model: Any, block: int, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+def _effect(training: Training, model: Any, block: int, batch: Batch) -> tuple[Tensor, ...]:
     """The block's output and the gradient at the output of the block before it, or at its own."""
     kept: dict[int, Tensor] = {}
 
     def keep(index: int) -> Callable[..., None]:
-        def hook(_module: nn.Module, _args: Any, output: Tensor) -> None:
-            output.retain_grad()
-            kept[index] = output
+        def hook(_module: nn.Module, _args: Any, output: Any) -> None:
+            stream = output[0] if isinstance(output, tuple) else output
+            stream.retain_grad()
+            kept[index] = stream
 
         return hook
 
-    handles = [model.blocks[index].register_forward_hook(keep(index)) for index in {block, max(block - 1, 0)}]
-    training.loss(model, *batch).backward()
+    blocks = parts_of(model)
+    handles = [blocks[index].block.register_forward_hook(keep(index)) for index in {block, max(block - 1, 0)}]
+    training.loss(model, batch).backward()
     model.zero_grad()
     for handle in handles:
         handle.remove()
     gradient = kept[max(block - 1, 0)].grad
-    assert gradient is not None
-    return kept[block].detach(), gradient
+    # The last block of an encoder passes no gradient to the first one of the decoder.
+    return (kept[block].detach(),) if gradient is None else (kept[block].detach(), gradient)

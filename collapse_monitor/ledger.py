@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -100,6 +101,9 @@ class Ledger:
             return
         self._written = snapshot.step
         alerts = self._judge.check(snapshot)
+        outlook = tuple(forecast.sentence for forecast in self._judge.outlook)
+        if outlook:
+            self._latest = snapshot = replace(snapshot, notes=(*snapshot.notes, *outlook))
         if not torch.distributed.is_available() or not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
             self._sinks.write(snapshot, alerts)
 

@@ -64,7 +64,7 @@ class Snapshot:
         attainable_rank: per block min(tokens measured, width): the largest rank that could have been read.
         tokens: per block the mean number of tokens measured per sequence.
         context: what the user logged beside it (`train_loss`, `val_loss`, ...).
-        notes: remarks about how the snapshot was taken.
+        notes: remarks about how the snapshot was taken, and where readings are heading.
         source: `train` (the training forward was heard) or `probe` (a separate forward).
     """
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from collapse_monitor.judge.readings import Mask, Values
 from collapse_monitor.judge.threshold import Scale
-from collapse_monitor.judge.thresholds import SMALLEST_DEVIATION, WINDOW_CHECKS
+from collapse_monitor.judge.thresholds import ANCHOR_EVERY, ANCHOR_MEMORY, OUTLIER_SIGMAS, SMALLEST_DEVIATION, WARMUP_CHECKS, WINDOW_CHECKS
 
 
 def to_scale(values: Values, scale: Scale) -> Values:
@@ -44,11 +44,19 @@ def from_scale(values: Values, scale: Scale) -> Values:
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """The normal range of one metric, an entry per layer or per site and head. Entries still in warm-up are nan."""
+    """The normal range of one metric, an entry per layer or per site and head. Entries still in warm-up are nan.
+
+    Attributes:
+        scale: of the other numbers.
+        mean: the middle.
+        deviation: about it.
+        anchor: the middle of ten times as many checks, which a slow drift does not take along; None where that is not kept.
+    """
 
     scale: Scale
     mean: Values
     deviation: Values
+    anchor: Values | None = None
 
     @property
     def value(self) -> Values:
@@ -74,11 +82,22 @@ class Baseline:
         return to_scale(values, self.scale) - mean
 
     def beyond(self, values: Values, shift: float, sigmas: float) -> Mask:
-        """Where `values` lie at least `shift` (signed, in the scale) and `sigmas` deviations off the middle. Never while in warm-up."""
-        found = self.shift(values) * (1 if shift > 0 else -1)
+        """Where `values` lie at least `shift` (signed, in the scale) and `sigmas` deviations off the middle. Never while in warm-up.
+
+        Also where they have drifted so far from the anchor, and have taken the middle along by half of it: a drift widens the
+        deviation as fast as it moves the middle, so that no number of deviations would ever tell.
+        """
         if self.deviation.shape != values.shape:
             return np.zeros(values.shape, dtype=bool)
-        return found >= np.maximum(abs(shift), sigmas * self.deviation)
+        way = 1 if shift > 0 else -1
+        scaled = to_scale(values, self.scale)
+        found: Mask = way * (scaled - self.mean) >= np.maximum(abs(shift), sigmas * self.deviation)
+        if self.anchor is not None:
+            found |= (way * (scaled - self.anchor) >= abs(shift)) & (way * (self.mean - self.anchor) >= abs(shift) / 2)
+        return found
+
+
+_KEPT = ("count", "mean", "variance", "anchor", "anchored")
 
 
 class Track:
@@ -89,29 +108,56 @@ class Track:
         self.count = np.zeros(shape)
         self.mean = np.zeros(shape)
         self.variance = np.zeros(shape)
+        self.anchor = np.full(shape, np.nan)
+        self.anchored = np.zeros(shape)
+        self.checks = 0
         self.recent: deque[tuple[int, Values]] = deque(maxlen=recent)
+        # Once every entry has been read this often; counts never fall.
+        self._fewest = 0.0
 
     def update(self, step: int, values: Values, frozen: Mask) -> None:
         if self.recent.maxlen:
             self.recent.append((step, values))
         scaled = to_scale(values, self.scale)
-        known = np.isfinite(scaled) & ~frozen
-        self.count += known
-        weight = np.where(known, 1 / np.clip(self.count, 1, WINDOW_CHECKS), 0)
-        change = np.where(known, scaled, 0) - np.where(known, self.mean, 0)
-        self.mean += weight * change
+        known = np.isfinite(scaled)
+        known &= ~frozen
+        change = scaled - self.mean
+        weight: Values | float = 1 / WINDOW_CHECKS
+        if self._fewest < WINDOW_CHECKS:
+            self.count += known
+            weight = 1 / np.minimum(np.maximum(self.count, 1), WINDOW_CHECKS)
+            self._fewest = float(self.count.min(initial=np.inf))
+        if self._fewest >= WARMUP_CHECKS:
+            # What is far off teaches little: a fall within a few checks must not widen the range until it lies inside.
+            most = OUTLIER_SIGMAS * np.maximum(np.sqrt(self.variance), SMALLEST_DEVIATION[self.scale])
+            change = np.minimum(np.maximum(change, -most), most)
+        if not known.all():
+            weight, change = np.where(known, weight, 0), np.where(known, change, 0)
+        # New arrays, for baselines hold the old ones.
+        self.mean = self.mean + weight * change
         self.variance = (1 - weight) * (self.variance + weight * change**2)
+        self.checks += 1
+        if self.checks % ANCHOR_EVERY == 0:
+            self._move_anchor(~frozen & (self.count >= WARMUP_CHECKS))
+
+    def _move_anchor(self, ready: Mask) -> None:
+        self.anchored = np.minimum(self.anchored + ready, ANCHOR_MEMORY)
+        moved = self.anchor + (self.mean - self.anchor) / np.maximum(self.anchored, 1)
+        self.anchor = np.where(ready, np.where(np.isnan(self.anchor), self.mean, moved), self.anchor)
 
     def baseline(self, warmup: int) -> Baseline:
-        ready = self.count >= warmup
         deviation = np.maximum(np.sqrt(self.variance), SMALLEST_DEVIATION[self.scale])
-        return Baseline(self.scale, np.where(ready, self.mean, np.nan), np.where(ready, deviation, np.nan))
+        if self._fewest >= warmup:
+            return Baseline(self.scale, self.mean, deviation, self.anchor)
+        ready = self.count >= warmup
+        return Baseline(self.scale, np.where(ready, self.mean, np.nan), np.where(ready, deviation, np.nan), self.anchor)
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "scale": self.scale,
             "shape": list(self.mean.shape),
-            **{name: listed(getattr(self, name)) for name in ("count", "mean", "variance")},
+            "checks": self.checks,
+            **{name: listed(getattr(self, name)) for name in _KEPT},
             "recent": [[step, listed(values)] for step, values in self.recent],
         }
 
@@ -119,8 +165,11 @@ class Track:
     def from_state(cls, state: Mapping[str, Any], recent: int) -> Track:
         shape = tuple(state["shape"])
         track = cls(state["scale"], shape, recent)
-        for name in ("count", "mean", "variance"):
-            setattr(track, name, array_of(state[name], shape))
+        track.checks = int(state.get("checks", 0))
+        for name in _KEPT:
+            if name in state:
+                setattr(track, name, array_of(state[name], shape))
+        track._fewest = float(track.count.min(initial=np.inf))
         track.recent.extend((step, array_of(values, shape)) for step, values in state["recent"])
         return track
 

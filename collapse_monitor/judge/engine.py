@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from collapse_monitor.judge.episode import Episode, Layer, RuleState
 from collapse_monitor.judge.findings import compose_finding
-from collapse_monitor.judge.history import History
-from collapse_monitor.judge.laws import Forecast, forecasts
+from collapse_monitor.judge.history import RECENT_CHECKS, History
+from collapse_monitor.judge.laws import Forecast, forecasts, heading
 from collapse_monitor.judge.mute import Mute, resolve_mute
 from collapse_monitor.judge.rule import Rule, checks_of, name_of, tells_loss
 from collapse_monitor.judge.rules import SILENCES, SILENCES_DOWNSTREAM, resolve_rules
@@ -22,6 +22,9 @@ Status = Literal["inactive", "pending", "firing", "no_data", "off"]
 
 MOST_ALERTS = 1000
 """Alerts kept in memory; sinks have them all."""
+
+LOOK_AHEAD_CHECKS = 4
+"""Checks between two looks ahead: they read the last 16."""
 
 Firing = Mapping[str, Mapping[Layer, Episode]]
 
@@ -55,6 +58,8 @@ class Judge:
         self._off: set[str] = set()
         self._alerts: deque[Alert] = deque(maxlen=MOST_ALERTS)
         self._findings: list[Finding] = []
+        self._outlook: list[Forecast] = []
+        self._foretold: dict[str, int] = {}
         self.history = History()
         self.faults: list[tuple[str, BaseException]] = []
 
@@ -92,6 +97,7 @@ class Judge:
             events.extend(self._tell_lost(name, state, firing, snapshot))
         self.history.record(snapshot, self._abnormal_layers())
         self._alerts.extend(events)
+        self._look_ahead(snapshot.step)
         return events
 
     def state_dict(self) -> dict[str, Any]:
@@ -129,7 +135,17 @@ class Judge:
     @property
     def outlook(self) -> list[Forecast]:
         """Where readings are heading by their last 16 checks; silent unless a line fits and a bound is within reach."""
-        return forecasts(self.history)
+        return list(self._outlook)
+
+    def _look_ahead(self, step: int) -> None:
+        """Tell of a forecast when there is one, and again only when there was none for a while."""
+        if self.history.checks % LOOK_AHEAD_CHECKS:
+            return
+        self._outlook = forecasts(self.history)
+        for one in self._outlook:
+            if self.history.checks - self._foretold.get(one.metric, -RECENT_CHECKS) >= RECENT_CHECKS:
+                _log.info("step %d, nothing fires yet: %s", step, one.sentence)
+            self._foretold[one.metric] = self.history.checks
 
     def _firing(self) -> Firing:
         return {name: state.firing for name, state in self._states.items() if state.episodes}
@@ -169,7 +185,9 @@ class Judge:
         if state.announced is None or worse:
             state.since = state.since if worse else min(episode.since for episode in heard.values())
             state.announced, state.said_at = severity, self.history.checks
-            message = firing_message(name, severity, layers, state.since, origin.last, snapshot, worse=worse)
+            ahead = heading(self.history, origin.last.metric)
+            outlook = ahead.sentence if ahead is not None and {*ahead.layers} & {*layers} else ""
+            message = firing_message(name, severity, layers, state.since, origin.last, snapshot, worse=worse, outlook=outlook)
             yield _alert(
                 name, "firing", severity, snapshot.step, state.since, layers, origin.last, message, self._finding(name, heard, snapshot)
             )

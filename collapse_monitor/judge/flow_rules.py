@@ -47,16 +47,21 @@ def bypassed_attention(snapshot: Snapshot, history: History) -> list[Condition]:
 
 @told_while_firing
 def vanishing_gradient(snapshot: Snapshot, history: History) -> list[Condition]:
-    """Gradients are lost on their way back: in one block, which is named, or a little in each."""
+    """Gradients are lost on their way back: in one block, which is named, or a little in each.
+
+    One block is named without a past, too, where it loses next to everything, and more than all others together.
+    """
     history.watch("qk_to_v_gradient")
     now, normal = history.read(snapshot), history.baseline("gradient_gain")
     gain, share = now.layer("gradient_gain"), gradient_share(now.layer("gradient_norm"))
     near = (gain <= bound("vanishing_gradient.gain", "hold")) | (share <= bound("vanishing_gradient.cumulative", "hold"))
     collapsed = collapse_upstream(snapshot, history)
+    gain_logs, share_logs = _logs(gain), _logs(share)
 
     def lost(level: Level) -> Mask:
         fallen = normal.beyond(gain, -log(bound("vanishing_gradient.drop", level)), SIGMAS)
-        return fallen & (gain <= bound("vanishing_gradient.gain", level)) & ~collapsed
+        alone = (gain <= bound("vanishing_gradient.single", level)) & _most(-gain_logs, -share_logs)
+        return ((fallen & (gain <= bound("vanishing_gradient.gain", level))) | alone) & ~collapsed
 
     def faded(level: Level) -> Mask:
         return ~lost(level).any() & (share <= bound("vanishing_gradient.cumulative", level)) & ~collapsed
@@ -71,9 +76,12 @@ def exploding_gradient(snapshot: Snapshot, history: History) -> list[Condition]:
     gain, share = now.layer("gradient_gain"), gradient_share(now.layer("gradient_norm"))
 
     near = (gain >= bound("exploding_gradient.gain", "hold")) | (share >= bound("exploding_gradient.cumulative", "hold"))
+    gain_logs, share_logs = _logs(gain), _logs(share)
 
     def gained(level: Level) -> Mask:
-        return normal.beyond(gain, log(bound("exploding_gradient.rise", level)), SIGMAS) & (gain >= bound("exploding_gradient.gain", level))
+        alone = (gain >= bound("exploding_gradient.single", level)) & _most(gain_logs, share_logs)
+        risen = normal.beyond(gain, log(bound("exploding_gradient.rise", level)), SIGMAS)
+        return (risen & (gain >= bound("exploding_gradient.gain", level))) | alone
 
     def grown(level: Level) -> Mask:
         return ~gained(level).any() & (share >= bound("exploding_gradient.cumulative", level))
@@ -86,6 +94,18 @@ def gradient_share(norm: Values) -> Values:
     with np.errstate(divide="ignore", invalid="ignore"):
         share: Values = norm / norm[-1:]
     return np.where(np.isfinite(share), share, np.nan)
+
+
+def _logs(values: Values) -> Values:
+    with np.errstate(divide="ignore"):
+        return np.log(values)
+
+
+def _most(change: Values, total: Values) -> Mask:
+    """Blocks that change the gradient by more, in the logarithm, than all blocks that change it the same way would have to share."""
+    known = total[np.isfinite(total)]
+    found: Mask = change > max(known.max(initial=0.0), 0.0) / 2
+    return found
 
 
 def collapse_upstream(snapshot: Snapshot, history: History) -> Mask:

@@ -20,11 +20,12 @@ RECENT_CHECKS = 16
 
 @dataclass(slots=True)
 class _Streak:
-    """How long something has been so: checks in a row, the step it began, the step last looked at."""
+    """How long something has been so: checks in a row, the step it began, the step last looked at, whether it is so anywhere."""
 
     checks: Values
     since: Values
     step: int | None = None
+    running: bool = True
 
 
 class History:
@@ -131,9 +132,12 @@ class History:
         if streak is None or streak.checks.shape != mask.shape:
             streak = self._streaks[name] = _Streak(np.zeros(mask.shape), np.full(mask.shape, float(step)))
         if streak.step != step:
+            streak.step = step
+            if not streak.running and not mask.any():
+                return streak.checks, streak.checks
             streak.since = np.where(mask & (streak.checks > 0), streak.since, step)
             streak.checks = np.where(mask, streak.checks + 1, 0)
-            streak.step = step
+            streak.running = bool(mask.any())
         return streak.checks, np.where(mask, step - streak.since, 0)
 
     def record(self, snapshot: Snapshot, frozen: Collection[int] = ()) -> None:

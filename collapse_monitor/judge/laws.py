@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, isfinite, log
 from typing import Literal
@@ -26,6 +26,12 @@ SMALLEST_FALL = 0.7
 
 POOREST_FIT = 0.8
 """Share of the variance that a fit must explain."""
+
+STRAIGHT = 0.9
+"""The same for a course that is drawn on into the future."""
+
+DEPARTED = log(1.3)
+"""Distance from the own baseline, in the scale of the reading, from which a course is one: a factor of 1.3."""
 
 FEWEST_POINTS = 6
 """Checks from which a slope over time is told."""
@@ -144,21 +150,31 @@ def slope(points: Sequence[tuple[int, float]], metric: str) -> tuple[float, floa
 
 
 def forecast(history: History, metric: str, limit: float) -> Forecast | None:
-    """When this reading reaches `limit`, by its last 16 checks. None where nothing moves there, the fit is poor or it is too far off."""
+    """When this reading reaches `limit`, by its last 16 checks.
+
+    None where it is near its baseline, the fit of a straight line is poor, it moves away from the limit, or that is too far off.
+    """
     recent = history.recent(metric)
-    if not recent:
+    normal, scale = history.baseline(metric), SCALES.get(metric, "linear")
+    if len(recent) < FEWEST_POINTS or any(values.shape != recent[-1][1].shape for _, values in recent):
         return None
+    here, there = to_scale(recent[-1][1], scale), float(to_scale(np.array([limit]), scale)[0])
+    way = np.where(there > here, 1.0, -1.0)
+    departed = np.flatnonzero(normal.shift(recent[-1][1]) * way >= DEPARTED)
+    if not len(departed):
+        return None
+    steps = np.array([step for step, _ in recent], dtype=np.float64)
+    courses = to_scale(np.array([values[departed] for _, values in recent]), scale)
+    span = steps[-1] - steps[0]
     layers: dict[int, tuple[float, float]] = {}
-    span = recent[-1][0] - recent[0][0]
-    for layer in range(len(recent[-1][1])):
-        points = [(step, float(values[layer])) for step, values in recent if len(values) > layer]
-        per_step, fit = slope(points, metric)
-        if not fit >= POOREST_FIT:
+    for layer, course in zip(departed, courses.T, strict=True):
+        known = np.isfinite(course)
+        if known.sum() < FEWEST_POINTS or not known[-1]:
             continue
-        here, there = to_scale(np.array([points[-1][1], limit]), SCALES.get(metric, "linear"))
-        left = (there - here) / per_step if per_step else np.inf
-        if 0 < left <= FURTHEST * span:
-            layers[layer] = (left, fit)
+        fit, per_step = _fit(steps[known], course[known])
+        left = (there - here[layer]) / per_step if per_step else np.inf
+        if fit >= STRAIGHT and 0 < left <= FURTHEST * span:
+            layers[int(layer)] = (float(left), fit)
     if not layers:
         return None
     return Forecast(
@@ -166,16 +182,24 @@ def forecast(history: History, metric: str, limit: float) -> Forecast | None:
     )
 
 
+HEADINGS: Mapping[str, tuple[str, ...]] = {
+    "token_similarity": ("oversmoothing.similarity", "rank_collapse.similarity"),
+    "relative_residual": ("rank_collapse.complete_residual",),
+    "branch_ratio": ("bypassed_attention.ratio",),
+    "pooled_rank": ("dimensional_collapse.rank",),
+}
+"""Readings that a collapse moves step by step, and the bounds on their way."""
+
+
+def heading(history: History, metric: str) -> Forecast | None:
+    """The next bound that this reading reaches, and when; None where no forecast is worth telling."""
+    told = (forecast(history, metric, bound(name, "fire")) for name in HEADINGS.get(metric, ()))
+    return next((one for one in told if one is not None), None)
+
+
 def forecasts(history: History) -> list[Forecast]:
     """Where the readings that rules watch are heading: silent unless a line fits and the bound is within reach."""
-    heading = (
-        ("token_similarity", bound("oversmoothing.similarity", "fire")),
-        ("relative_residual", bound("rank_collapse.complete_residual", "fire")),
-        ("branch_ratio", bound("bypassed_attention.ratio", "fire")),
-        ("pooled_rank", bound("dimensional_collapse.rank", "fire")),
-    )
-    found = [forecast(history, metric, limit) for metric, limit in heading]
-    return [one for one in found if one is not None]
+    return [one for metric in HEADINGS if (one := heading(history, metric)) is not None]
 
 
 def _fit(x: Values, y: Values) -> tuple[float, float]:

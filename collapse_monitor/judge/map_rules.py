@@ -1,7 +1,8 @@
 """Rules about what a block's attention maps have become beside the own past: uniform, alike, the same for every input, one column.
 
 Uniform maps are alike in every respect, and so are heads that park on the first keys. Only the first rule speaks of the former; the latter
-are sinks, which healthy models have. A block that never selected has not ceased to: nothing here fires without a baseline.
+are sinks, which healthy models have. A block that never selected has not ceased to: nothing here warns without a baseline. Maps that select
+and have been alike, or the same for every input, from the first step on may be so on purpose: they are noted when that lasts.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import numpy as np
 
 from collapse_monitor.judge.history import History
 from collapse_monitor.judge.readings import Mask, Readings
-from collapse_monitor.judge.relative import conditions, own
+from collapse_monitor.judge.relative import always, conditions, own
 from collapse_monitor.judge.rule import told_while_firing
 from collapse_monitor.judge.threshold import Level
 from collapse_monitor.judge.thresholds import SIGMAS, TRANSIENT_STEPS, bound
@@ -69,8 +70,12 @@ def input_independent_attention(snapshot: Snapshot, history: History) -> list[Co
     def limit(level: Level) -> float:
         return bound("input_independent_attention.share", level)
 
-    usual = own(history.baseline("input_dependence"))
-    return conditions("input_dependence", now.layer("input_dependence"), share <= limit("hold"), found, limit, usual)
+    usual, near, values = own(history.baseline("input_dependence")), share <= limit("hold"), now.layer("input_dependence")
+    fixed = (share <= limit("fire")) & selective(now, "hold")
+    return [
+        *conditions("input_dependence", values, near, found, limit, usual),
+        *always("input_independent_attention", "input_dependence", values, fixed, found, limit, snapshot, history),
+    ]
 
 
 @told_while_firing
@@ -86,7 +91,11 @@ def single_column_attention(snapshot: Snapshot, history: History) -> list[Condit
     def limit(level: Level) -> float:
         return bound("single_column_attention.mass", level)
 
-    return conditions("dominant_column", mass, mass >= limit("hold"), found, limit, own(normal))
+    one = (mass >= limit("fire")) & selective(now, "hold")
+    return [
+        *conditions("dominant_column", mass, mass >= limit("hold"), found, limit, own(normal)),
+        *always("single_column_attention", "dominant_column", mass, one, found, limit, snapshot, history),
+    ]
 
 
 def selective(now: Readings, level: Level) -> Mask:
@@ -106,7 +115,11 @@ def _alike(rule: str, metric: str, snapshot: Snapshot, history: History) -> list
     def limit(level: Level) -> float:
         return bound(f"{rule}.similarity", level)
 
-    return conditions(metric, similarity, similarity >= limit("hold"), found, limit, own(normal))
+    alike = (similarity >= limit("fire")) & selective(now, "hold")
+    return [
+        *conditions(metric, similarity, similarity >= limit("hold"), found, limit, own(normal)),
+        *always(rule, metric, similarity, alike, found, limit, snapshot, history),
+    ]
 
 
 def _settled(snapshot: Snapshot, history: History) -> np.bool_:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TypeAlias
 
 import numpy as np
@@ -44,6 +45,8 @@ class Readings:
         layers = [-1 if site.layer is None or site.layer >= self.blocks else site.layer for site in attention]
         self.attention_layers: Indices = np.array(layers, dtype=np.int64)
         self.self_attention_layers: Indices = np.where([bool(site.cross) for site in attention], -1, self.attention_layers)
+        # The usual model: one self-attention in each block.
+        self._one_each = layers == list(range(self.blocks)) and not any(site.cross for site in attention)
         self._width = max((site.heads or 0 for site in attention), default=0)
         known = len(snapshot.attainable_rank) == self.blocks
         ranks = np.array(snapshot.attainable_rank if known else (0,) * self.blocks, dtype=np.float64)
@@ -83,12 +86,16 @@ class Readings:
             norm = self.layer("gradient_norm")
             with np.errstate(divide="ignore", invalid="ignore"):
                 gain: Values = np.append(np.nan, norm[:-1])[: len(norm)] / norm
-            return np.where(np.isfinite(gain), gain, np.nan)
+            return np.where(np.isfinite(gain) & np.isfinite(norm), gain, np.nan)
         if metric in self._snapshot.blocks:
             return np.array(self._snapshot.blocks[metric], dtype=np.float64)
         if metric not in self._snapshot.attention:
             return np.full(self.blocks, np.nan)
         heads = self.heads(metric)
+        if self._one_each and self._width:
+            mean: Values = np.add.reduce(heads, axis=1) / heads.shape[1]
+            if not np.isnan(mean).any():
+                return mean
         known = ~np.isnan(heads)
         total, count = self._per_layer(np.where(known, heads, 0).sum(axis=1)), self.count(known)
         return np.divide(total, count, out=np.full(self.blocks, np.nan), where=count > 0)
@@ -96,9 +103,10 @@ class Readings:
     def _read_heads(self, metric: str) -> Values:
         sites = len(self.attention_layers)
         rows = self._snapshot.attention.get(metric, ())
-        width = max(self._width, max(map(len, rows), default=0))
-        if rows and all(len(row) == width for row in rows):
-            return np.array(rows, dtype=np.float64).reshape(sites, width)
+        lengths = set(map(len, rows))
+        width = max(self._width, *lengths, 0)
+        if lengths == {width}:
+            return np.fromiter(chain.from_iterable(rows), np.float64, sites * width).reshape(sites, width)
         padded = np.full((sites, width), np.nan)
         for index, row in enumerate(rows):
             padded[index, : len(row)] = row

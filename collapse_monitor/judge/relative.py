@@ -8,9 +8,11 @@ from functools import lru_cache
 import numpy as np
 
 from collapse_monitor.judge.baseline import Baseline
+from collapse_monitor.judge.history import History
 from collapse_monitor.judge.readings import Mask, Values
 from collapse_monitor.judge.threshold import Level
-from collapse_monitor.records import Condition, Severity
+from collapse_monitor.judge.thresholds import TRANSIENT_CHECKS
+from collapse_monitor.records import Condition, Severity, Snapshot
 
 
 def conditions(
@@ -47,6 +49,44 @@ def conditions(
         level: Level = "fire" if fire[index] else "hold"
         listed.append(Condition(index, metric, float(values[index]), limit(level), normal(index), level, severity, message=message))
     return listed
+
+
+def always(
+    rule: str,
+    metric: str,
+    values: Values,
+    so: Mask,
+    found: Callable[[Level], Mask],
+    limit: Callable[[Level], float],
+    snapshot: Snapshot,
+    history: History,
+    fewest_steps: int = 0,
+) -> list[Condition]:
+    """Notes on layers that have been `so` long enough to be told, and that `found` does not speak of: there it was so from the start.
+
+    Args:
+        rule: its name, under which the checks are counted.
+        metric: the reading named.
+        values: `[layer]`, of that metric.
+        so: `[layer]`, what is noted when it lasts.
+        found: level -> which layers are beyond the bounds beside their own past.
+        limit: level -> the bound named.
+        snapshot: of this check.
+        history: what counts.
+        fewest_steps: that it must last, beside the checks.
+    """
+    checks, steps = history.lasting(rule, so, snapshot.step)
+    if not so.any():
+        return []
+    lasting = (checks >= TRANSIENT_CHECKS) & (steps >= fewest_steps)
+    if not lasting.any():
+        return []
+    noted = lasting & ~found("hold")
+    usual = history.baseline(metric)
+    return [
+        Condition(int(layer), metric, float(values[layer]), limit("fire"), usual.at(int(layer)), severity=Severity.INFO)
+        for layer in noted.nonzero()[0]
+    ]
 
 
 @lru_cache(4096)

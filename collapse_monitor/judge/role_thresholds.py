@@ -91,10 +91,11 @@ ROLE_TABLE = (
     ),
     Threshold(
         "single_column_attention.mass",
-        0.80,
         0.65,
-        "Mean mass of the heaviest key: 1 where every row looks at the same one.",
-        "Sanyal et al. 2024: maps of rank one",
+        0.5,
+        "Mean mass of the heaviest key: 1 where every row looks at the same one, (n - 5) / n where all rows of a causal block that can see "
+        "the sixth of n keys do. Healthy: below .5.",
+        "Sanyal et al. 2024: maps of rank one; closed form; measured on seeds 0 and 1",
     ),
     Threshold(
         "single_column_attention.rise",
@@ -139,6 +140,13 @@ ROLE_TABLE = (
         "measured on digit ViTs and byte GPTs",
     ),
     Threshold(
+        "vanishing_gradient.single",
+        1e-3,
+        3e-3,
+        "Gain of a single block that needs no past, where it loses more than all others together, in the logarithm: that block is named.",
+        "Cowsik et al. 2024: trainable where the gain per layer is near 1; measured: healthy blocks .3 and more from the first step on",
+    ),
+    Threshold(
         "vanishing_gradient.cumulative",
         1e-4,
         1e-3,
@@ -172,6 +180,13 @@ ROLE_TABLE = (
         5.0,
         "Gain this many times above the own baseline.",
         "measured on digit ViTs and byte GPTs",
+    ),
+    Threshold(
+        "exploding_gradient.single",
+        1e3,
+        300.0,
+        "Gain of a single block that needs no past, where it adds more than all others together, in the logarithm: that block is named.",
+        "Cowsik et al. 2024: trainable where the gain per layer is near 1; measured: healthy blocks 4 and less from the first step on",
     ),
     Threshold(
         "exploding_gradient.cumulative",

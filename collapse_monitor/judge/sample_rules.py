@@ -8,7 +8,7 @@ import numpy as np
 
 from collapse_monitor.judge.history import History
 from collapse_monitor.judge.readings import Mask
-from collapse_monitor.judge.relative import conditions, own
+from collapse_monitor.judge.relative import always, conditions, own
 from collapse_monitor.judge.rule import told_while_firing
 from collapse_monitor.judge.threshold import Level
 from collapse_monitor.judge.thresholds import OVERFIT_STEPS, SIGMAS, TRANSIENT_CHECKS, TRANSIENT_STEPS, bound
@@ -17,7 +17,7 @@ from collapse_monitor.records import Condition, Severity, Snapshot
 
 @told_while_firing
 def dimensional_collapse(snapshot: Snapshot, history: History) -> list[Condition]:
-    """The sequence means of different samples have come to lie in a few directions."""
+    """The sequence means of different samples have come to lie in a few directions. A note where they lie in one from the start."""
     normal = history.baseline("pooled_rank")
     rank = history.read(snapshot).layer("pooled_rank")
     settled = history.steps(snapshot) >= TRANSIENT_STEPS
@@ -29,7 +29,13 @@ def dimensional_collapse(snapshot: Snapshot, history: History) -> list[Condition
     def limit(level: Level) -> float:
         return bound("dimensional_collapse.rank", level)
 
-    return conditions("pooled_rank", rank, rank <= limit("hold"), found, limit, own(normal))
+    def one(level: Level) -> float:
+        return bound("dimensional_collapse.absolute", level)
+
+    return [
+        *conditions("pooled_rank", rank, rank <= limit("hold"), found, limit, own(normal)),
+        *always("dimensional_collapse", "pooled_rank", rank, rank <= one("fire"), found, one, snapshot, history, TRANSIENT_STEPS),
+    ]
 
 
 @told_while_firing

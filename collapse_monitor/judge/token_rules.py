@@ -8,7 +8,7 @@ from collapse_monitor.judge.history import History
 from collapse_monitor.judge.readings import Mask, Values
 from collapse_monitor.judge.rule import confirmed_after
 from collapse_monitor.judge.threshold import Level
-from collapse_monitor.judge.thresholds import GRADIENT_CHECKS, LEVELS, SIGMAS, TRANSIENT_CHECKS, TRANSIENT_STEPS, bound
+from collapse_monitor.judge.thresholds import GRADIENT_CHECKS, LEVELS, SAME_STREAM, SIGMAS, TRANSIENT_CHECKS, TRANSIENT_STEPS, bound
 from collapse_monitor.records import Condition, Severity, Snapshot
 
 
@@ -65,15 +65,21 @@ def alike_tokens(snapshot: Snapshot, history: History) -> list[Condition]:
 
 
 def oversmoothing(snapshot: Snapshot, history: History) -> list[Condition]:
-    """Tokens are becoming alike: never on absolute grounds.
+    """Tokens are becoming alike: a high similarity alone is no ground.
 
-    Either the similarity is high and has risen far above the run's own baseline, or one block smooths far more than it used to.
+    Either it has risen far above the run's own baseline, or one block smooths far more than it used to, or one block behind others erases
+    next to all differences that it is given.
     """
     history.watch("token_similarity", "contraction")
     now = history.read(snapshot)
     similarity, contraction = now.layer("token_similarity"), now.layer("contraction")
     found = [_no_data(layer, "token_similarity", bound("oversmoothing.similarity", "fire")) for layer in _layers(np.isnan(similarity))]
-    if history.steps(snapshot) < TRANSIENT_STEPS or not (similarity >= bound("oversmoothing.partial_similarity", "hold")).any():
+    if not (similarity >= bound("oversmoothing.partial_similarity", "hold")).any():
+        return found
+    erased = _Tokens(snapshot, history).culprit()
+    limit = bound("oversmoothing.similarity", "fire")
+    found += [Condition(layer, "token_similarity", float(similarity[layer]), limit) for layer in _layers(erased)]
+    if history.steps(snapshot) < TRANSIENT_STEPS:
         return found
 
     normal, before = history.baseline("token_similarity"), history.baseline("contraction")
@@ -94,7 +100,7 @@ def oversmoothing(snapshot: Snapshot, history: History) -> list[Condition]:
 
     fire, hold = (risen(level) | smoothing(level) for level in LEVELS)
     high = similarity >= bound("oversmoothing.similarity", "hold")
-    for layer in _layers(fire | hold):
+    for layer in _layers((fire | hold) & ~erased):
         level: Level = "fire" if fire[layer] else "hold"
         limit = bound("oversmoothing.similarity" if high[layer] else "oversmoothing.partial_similarity", level)
         found.append(Condition(layer, "token_similarity", float(similarity[layer]), limit, normal.at(layer), level))
@@ -111,7 +117,10 @@ def non_finite(snapshot: Snapshot, history: History) -> list[Condition]:
         layer: Condition(layer, "nonfinite", float(share[layer]), limit, severity=Severity.CRITICAL) for layer in _layers(share > limit)
     }
     for metric in ("gradient_norm", "parameter_gradient_norm"):
-        checks = [*(values for _, values in history.recent(metric)[1 - GRADIENT_CHECKS :]), now.layer(metric)]
+        recent = history.recent(metric)  # asked in any case: that starts keeping it
+        if not np.isinf(now.layer(metric)).any():
+            continue
+        checks = [*(values for _, values in recent[1 - GRADIENT_CHECKS :]), now.layer(metric)]
         if len(checks) == GRADIENT_CHECKS and all(values.shape == share.shape for values in checks):
             for layer in _layers(np.asarray(np.isinf(checks).all(axis=0))):
                 found.setdefault(layer, Condition(layer, metric, np.inf, np.inf))
@@ -170,10 +179,18 @@ class _Tokens:
         return found
 
     def culprit(self) -> Mask:
-        """Inner blocks that erase nearly all differences, though their own output is only nearly alike."""
+        """Inner blocks that erase nearly all differences, though their own output is only nearly alike.
+
+        The first block of a decoder is none: it is given other tokens than the block before it gave.
+        """
         found = self.contraction <= bound("rank_collapse.erased_before", "fire")
         found &= self.gap <= 1 - bound("oversmoothing.similarity", "fire")
         found[:1] = False
+        if found.any():
+            with np.errstate(divide="ignore", invalid="ignore"):
+                given = np.append(np.nan, (self.residual / self.contraction)[1:] / self.residual[:-1])
+            # Nothing is left to divide where a block erases all: it is the culprit in any case.
+            found &= np.isnan(given) | ((given > 1 / SAME_STREAM) & (given < SAME_STREAM))
         return found
 
     def lost(self) -> Mask:
@@ -210,12 +227,15 @@ def _not_only_last(found: Mask) -> Mask:
 
 
 def _by_itself(change: Values) -> Mask:
-    """The one layer whose change is far larger than that of any other: what all layers share comes with the data."""
-    known = np.nan_to_num(change)
-    found = np.zeros(len(known), dtype=bool)
-    if len(known):
-        first = int(np.argmax(known))
-        found[first] = known[first] >= bound("oversmoothing.by_itself", "fire") * max(np.delete(known, first).max(initial=0.0), 0.0)
+    """Layers whose change is far larger than that of every layer before them: what comes with the data shows from the first layer on.
+
+    Layers behind follow the one that changed, so they are no measure; the first one, with none before it, is held against all others.
+    """
+    known = np.maximum(np.nan_to_num(change), 0)
+    if not len(known):
+        return np.zeros(0, dtype=bool)
+    before = np.append(known[1:].max(initial=0.0), np.maximum.accumulate(known)[:-1])
+    found: Mask = (known > 0) & (known >= bound("oversmoothing.by_itself", "fire") * before)
     return found
 
 

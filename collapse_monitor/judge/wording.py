@@ -10,15 +10,25 @@ from collapse_monitor.records import Condition, Severity, Snapshot
 
 
 def firing_message(
-    rule: str, severity: Severity, layers: Sequence[int], since: int, condition: Condition, snapshot: Snapshot, *, worse: bool = False
+    rule: str,
+    severity: Severity,
+    layers: Sequence[int],
+    since: int,
+    condition: Condition,
+    snapshot: Snapshot,
+    *,
+    worse: bool = False,
+    outlook: str = "",
 ) -> str:
-    """The line for an alert that begins to fire, or gets `worse`. `condition` is that of the first layer."""
+    """The line for an alert that begins to fire, or gets `worse`. `condition` is that of the first layer; `outlook` a forecast."""
     phenomenon = CATALOGUE.get(rule)
     what = condition.message or (phenomenon.summary if phenomenon else "")
     parts = [
         f"{rule}{' got worse' if worse else ''} ({severity}) in {_where(layers, condition, snapshot)}, since step {since}:",
         f"{reading(condition, snapshot)}.",
     ]
+    if outlook:
+        parts.append(f"{outlook}.")
     if what:
         parts.append(what if what.endswith((".", "!", "?")) else f"{what}.")
     if phenomenon:

@@ -10,7 +10,7 @@ import collapse_monitor as cm
 from collapse_monitor.judge import Judge, depth_law
 from collapse_monitor.judge.laws import FLOOR, slope
 from collapse_monitor.records import Snapshot
-from collapse_monitor.testing import PureAttention
+from collapse_monitor.testing import PureAttention, tiny_vit
 from tests.synthetic import make_sites, make_snapshot
 
 
@@ -85,3 +85,45 @@ def test_a_slope_is_per_step_in_the_scale_of_the_reading() -> None:
     assert per_step == pytest.approx(-0.01)
     assert fit == pytest.approx(1)
     assert np.isnan(slope([(0, 1.0), (1, 2.0)], "effective_rank")[0])
+
+
+def test_a_forecast_is_told_once_in_the_log_and_while_it_holds_in_the_table(caplog: pytest.LogCaptureFixture) -> None:
+    course = [0.3] * 24 + [1 - 0.7 * np.exp(-0.06 * check) for check in range(24)]
+    judge = Judge(["oversmoothing"])
+    with caplog.at_level("INFO", logger="collapse_monitor"):
+        for check, value in enumerate(course):
+            judge.check(make_snapshot(10 * check, similarity=value))
+    told = [record.getMessage() for record in caplog.records if "at this slope" in record.getMessage()]
+    assert len(told) == 1
+    assert "nothing fires yet: token_similarity of layers 0-3 reaches 0.9 in about" in told[0]
+    assert judge.outlook[0].sentence.startswith("token_similarity of layers 0-3 reaches 0.9 in about")
+
+
+def test_an_alert_says_when_the_next_bound_is_reached() -> None:
+    """From .3 on 1 - similarity falls by 6 % per check: .9 is passed, .99 comes log(10) / .06 = 38 checks of 10 steps later."""
+    course = [0.3] * 24 + [1 - 0.7 * np.exp(-0.06 * check) for check in range(40)]
+    judge = Judge(["oversmoothing"])
+    (alert,) = [alert for check, value in enumerate(course) for alert in judge.check(make_snapshot(10 * check, similarity=value))]
+    assert alert.rule == "oversmoothing"
+    assert "token_similarity of layers 0-3 reaches 0.99 in about 3" in alert.message
+    assert alert.message.index("reaches 0.99") < alert.message.index("Next:")
+
+
+def test_the_table_of_a_monitored_run_says_where_a_reading_is_heading() -> None:
+    """A gate on each branch that closes by 8 % per check: what attention adds is on its way to nothing."""
+    model = tiny_vit()
+    with torch.no_grad():
+        for block in model.blocks:
+            block.attention.out.weight *= 4
+    images = torch.rand(4, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    with cm.Monitor(model, every=1, budget=None) as monitor:
+        for step in range(44):
+            if step >= 16:
+                with torch.no_grad():
+                    for block in model.blocks:
+                        block.attention.out.weight *= 0.92
+                        block.attention.out.bias *= 0.92
+            with monitor.observe(step):
+                model(images)
+        table = monitor.latest.table() if monitor.latest else ""
+    assert "branch_ratio of layers 0-3 reaches 0.01 in about" in table

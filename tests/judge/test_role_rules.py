@@ -87,6 +87,33 @@ def test_uniform_maps_are_alike_in_every_respect_and_named_once() -> None:
     assert told(everything) == [("uniform_attention", "firing", "warning", (1,))]
 
 
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [
+        ("head_redundancy", {"head_similarity": at(2, 1.0, 0.5)}),
+        ("attention_stagnation", {"layer_similarity": at(2, 0.99, 0.4)}),
+        ("input_independent_attention", {"input_dependence": at(2, 0.001, 0.25)}),
+        ("single_column_attention", {"dominant_column": at(2, 0.98, 0.15)}),
+    ],
+)
+def test_what_maps_were_from_the_start_is_noted_when_it_lasts(name: str, changed: dict[str, list[float]]) -> None:
+    (event,) = verdict(course(changed, checks=12))
+    assert (event.rule, event.severity, event.layers) == (name, "info", (2,))
+    assert verdict(course(changed, checks=7)) == []
+
+
+def test_samples_that_lie_in_one_direction_from_the_start_are_noted() -> None:
+    alike = course(blocks={"pooled_rank": at(2, 1.05, 20)}, checks=12)
+    assert [(event.rule, event.severity.value, event.layers) for event in verdict(alike)] == [("dimensional_collapse", "info", (2,))]
+    assert verdict(alike, every=5) == []  # 55 steps: early training passes through it
+
+
+@pytest.mark.parametrize(("name", "before"), [("vanishing_gradient", 1e-4), ("exploding_gradient", 1e4)])
+def test_one_block_that_spoils_gradients_from_the_start_is_named(name: str, before: float) -> None:
+    (event,) = verdict(course(blocks={"gradient_norm": [1.3 * before, 1.1 * before, 1.0, 0.9]}, checks=3))
+    assert (event.rule, event.layers, event.metric) == (name, (2,), "gradient_gain")
+
+
 def test_heads_that_come_to_park_on_a_sink_are_no_alarm() -> None:
     parked = {
         "sink_mass": at(1, 0.97, 0.1),

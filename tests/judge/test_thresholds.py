@@ -35,6 +35,7 @@ LOW = {
     "bypassed_attention.ratio",
     "bypassed_attention.absolute",
     "vanishing_gradient.gain",
+    "vanishing_gradient.single",
     "vanishing_gradient.cumulative",
     "vanishing_gradient.qk_collapsed",
     "dimensional_collapse.rank",

@@ -151,9 +151,35 @@ class TestOversmoothing:
     def test_not_in_the_first_steps(self) -> None:
         assert verdict(phase(20), phase(40, similarity=0.95, rank=8), every=3) == []
 
-    def test_slow_drift_becomes_the_baseline(self) -> None:
-        drift = [{"similarity": 0.3 + 0.62 * check / 600} for check in range(600)]
-        assert verdict(drift) == []
+    @pytest.mark.parametrize("checks", [5, 20, 80])
+    def test_however_slowly_tokens_become_alike(self, checks: int) -> None:
+        drift = [{"similarity": 1 - 0.7 * 0.05 ** (check / checks)} for check in range(checks + 1)]
+        (event,) = verdict(HEALTHY, phase(20), drift, phase(5, similarity=0.965))
+        assert (event.rule, event.severity) == ("oversmoothing", "warning")
+
+    def test_one_block_that_smooths_by_itself_and_a_shift_of_the_data(self) -> None:
+        before = {"similarity": [0.1, 0.2, 0.3, 0.4], "contraction": [0.97, 0.93, 0.9, 0.9]}
+        alone = {"similarity": [0.1, 0.2, 0.6, 0.65], "contraction": [0.97, 0.93, 0.6, 0.85]}
+        shifted = {"similarity": [0.2, 0.5, 0.75, 0.85], "contraction": [0.88, 0.75, 0.7, 0.72]}
+        (event,) = verdict(phase(20, **before), phase(3, **alone))
+        assert (event.rule, event.severity, event.layers) == ("oversmoothing", "warning", (2,))
+        assert verdict(phase(20, **before), phase(6, **shifted)) == []
+
+    def test_an_inner_block_that_erases_differences_needs_no_past(self) -> None:
+        residual = [0.9, 0.15, 0.9, 0.85]
+        erased = {
+            "similarity": [0.1, 0.97, 0.1, 0.2],
+            "contraction": [0.95, 0.15 / 0.9, 0.98, 0.94],
+            "blocks": {"relative_residual": residual},
+        }
+        (event,) = verdict(phase(3, **erased))
+        assert (event.rule, event.severity, event.layers) == ("oversmoothing", "warning", (1,))
+
+    def test_the_first_block_of_a_decoder_is_given_other_tokens(self) -> None:
+        """Tokens that start out alike enter it: what it is given has nothing to do with what the encoder's last block gave."""
+        residual = [0.9, 0.85, 0.05, 0.07]
+        decoder = {"similarity": [0.1, 0.2, 0.97, 0.95], "contraction": [0.95, 0.94, 0.19, 1.3], "blocks": {"relative_residual": residual}}
+        assert verdict(phase(6, **decoder)) == []
 
     def test_it_becomes_rank_collapse_when_it_is_one(self) -> None:
         smooth = phase(6, similarity=[0.3, 0.93, 0.95, 0.97])
