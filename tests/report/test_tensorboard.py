@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 import pytest
@@ -253,6 +254,19 @@ def test_without_tensorboard_the_remedy_is_named() -> None:
     assert said.splitlines()[-1] == (
         "ImportError: TensorBoardSink('runs') needs tensorboard, which is not installed: pip install tensorboard"
     )
+
+
+def test_the_way_to_the_pinned_curves_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    writer = SummaryWriter(tmp_path)
+    with caplog.at_level("INFO", logger="collapse_monitor"):
+        write(TensorBoardSink(writer), 0, 1, 2)
+    writer.close()
+    (said,) = [record.getMessage() for record in caplog.records if "pinnedCards" in record.getMessage()]
+    cards = json.loads(parse_qs(urlsplit(said.split()[-1]).query)["pinnedCards"][0])
+    assert urlsplit(said.split()[-1]).fragment == "timeseries"
+    assert 0 < len(cards) <= 10
+    assert {card["plugin"] for card in cards} == {"scalars"}
+    assert {card["tag"] for card in cards} <= set(accumulate(tmp_path).Tags()["scalars"]), "only curves that are there"
 
 
 def test_no_layers_and_no_metrics(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.tensorboard_plugin import trainings
-from tests.tensorboard_plugin.servers import index_of, serve
+from tests.tensorboard_plugin.servers import index_of, serve, until
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,11 +28,19 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def logdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("logs")
+def logdir(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """The trainings; of several processes that test, one trains and the others wait."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base if worker_id == "master" else base.parent) / "trainings"
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        until((folder.parent / "trained").exists, "another process has trained")
+        return folder
     trainings.train(folder / "healthy")
     trainings.train(folder / "collapsing", breaks_at=trainings.BREAKS_AT)
     trainings.train(folder / trainings.HOSTILE_RUN, steps=8, model=trainings.Named())
+    (folder.parent / "trained").touch()
     return folder
 
 

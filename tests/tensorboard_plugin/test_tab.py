@@ -311,6 +311,13 @@ def test_the_maps_keep_their_order_in_grey(browser: Any, address: str) -> None:
     assert np.abs(np.array(table) - infinite).sum(axis=1).min() > 80
 
 
+def test_without_the_tab_the_link_pins_the_telling_curves(browser: Any, address: str, collapsing: Run) -> None:
+    browser.switch_to.default_content()
+    browser.get(naming.pinned_url(collapsing.metrics, address))
+    pinned = "return [...document.querySelectorAll('metrics-pinned-view card-view, metrics-pinned-view card-lazy-loader')].length"
+    wait(browser, f"{pinned} >= 9", why="the pinned cards")
+
+
 def test_new_steps_appear_and_the_choice_stays(browser: Any, package: Path, tmp_path: Path) -> None:
     writer = SummaryWriter(tmp_path / "logs" / "run")
     sink = TensorBoardSink(writer)
