@@ -33,7 +33,7 @@ def probe(model: nn.Module, *args: Any, **kwargs: Any) -> Snapshot:
         raise ValueError(problem)
     receiver.weights(observed.weights())
     missing = {**observed.missing, **dict.fromkeys(GRADIENT_READINGS, "probe runs no backward")}
-    return receiver.launch(0, observed.sites, missing, source="probe").snapshot()
+    return receiver.launch(0, observed.sites, missing, notes=observed.notes, source="probe").snapshot()
 
 
 def find_sites(model: nn.Module, *args: Any, **kwargs: Any) -> tuple[Site, ...]:

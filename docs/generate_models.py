@@ -35,7 +35,8 @@ that is not on this page is read in the same way. `find_sites(model, *args)` sho
 - **Attentions** are executions of a distribution over tokens; **cross** of them take their keys from another sequence.
 - **Heads** and **queries × keys** are those of the first attention.
 - **Read from** is where the distribution comes from: `sdpa` and `flex` are fused kernels, whose rows are computed again from the
-  arguments they got; `softmax` and `exp` are written out in the model, and what they returned is read.
+  arguments they got, as are those of `external` ones (see below); `softmax` and `exp` are written out in the model, and what they
+  returned is read.
 """
 
 TAIL = """\
@@ -60,12 +61,26 @@ Attention without a distribution has no rows to read. Its blocks are found and a
 
 What remains:
 
-- Several maps in one attention (differential attention, query chunks, global and local parts): the first one is read.
+- Several maps in one attention (differential attention, global and local parts): the first one is read, and the snapshot says so.
+  Queries that come in chunks over the same keys, or over all keys up to the chunk, are read as one map; the ratio of the gradients of q
+  and v is that of the first chunk.
 - A map that heads are mixed in after the softmax (talking heads, re-attention) is read before the mixing.
 - Slot attention, whose softmax runs over the queries: rows come with the second sampled step, since only the first one shows it.
-- Kernels that PyTorch cannot see into (compiled extensions, TorchScript): blocks are read, attention is not. A scripted function
-  between the scores and the softmax does no harm.
+- Nested tensors in the jagged layout are read sequence by sequence through `scaled_dot_product_attention`; other nested tensors are not.
+- Kernels that PyTorch cannot see into (compiled extensions, TorchScript): blocks are read, attention is not, but for the functions below.
+  A scripted function between the scores and the softmax does no harm.
 - Compiled models are read from a separate forward; see `source` in the [reference](reference.md).
+
+### Attention functions of other packages
+
+If one of these packages is loaded, its functions are heard where the model calls them (read from `external`), also packed sequences and
+operands in one tensor, and their rows are computed again from the arguments. An argument that is not listed, at another value than its
+default, makes the site missing, with the reason. They are tested with functions of the same signature that run on a CPU.
+
+| package | functions | arguments that are understood |
+|---|---|---|
+| flash-attn 2, 3 and 4 | `flash_attn_func`, `flash_attn_kvpacked_func`, `flash_attn_qkvpacked_func` and their `varlen` forms, also through Hugging Face `flash_attention_2` | scale, causal, window, soft cap, ALiBi slopes, sinks, offsets of sequences, grouped queries |
+| xformers | `memory_efficient_attention` | scale; a tensor as bias; causal, local and block-diagonal masks |
 """  # noqa: E501 - a row of a table is one line
 
 

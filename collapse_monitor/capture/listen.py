@@ -13,16 +13,16 @@ from torch.overrides import TorchFunctionMode
 
 from collapse_monitor.capture.discovery.planning import KINDS
 from collapse_monitor.capture.discovery.semantics import bare_name
-from collapse_monitor.capture.discovery.watch import join_heads
 from collapse_monitor.capture.hooks import GradientHooks
 from collapse_monitor.capture.masks import token_masks
 from collapse_monitor.capture.plan import AttentionPlan, BlockPlan, Kind, Place, Plan
 from collapse_monitor.capture.reading import BACKWARD, Fault, Reader
 from collapse_monitor.capture.rows.fused import HIDDEN, fused_call
+from collapse_monitor.capture.rows.joining import Pieces
 from collapse_monitor.capture.rows.kernel import KernelCall, Source, external_attention
 from collapse_monitor.capture.rows.mha import transparent_multi_head_attention
 from collapse_monitor.capture.rows.softmax import softmax_rows
-from collapse_monitor.capture.sampling import Layout, Sampler, as_added
+from collapse_monitor.capture.sampling import Chunk, Layout, Sampler, as_added
 from collapse_monitor.capture.tensors import at_path, is_sampled, leaves
 from collapse_monitor.observation import AttentionObservation, BlockObservation, Key, Receiver, TokenSample
 from collapse_monitor.records import Site
@@ -52,7 +52,7 @@ class Listening(Reader, TorchFunctionMode):
         self._inputs: dict[tuple[str, int], list[tuple[Place, Layout, Key | None]]] = defaultdict(list)
         self._samples: dict[Place, TokenSample] = {}
         self._latest: tuple[Tensor, int, Layout, TokenSample] | None = None
-        self._heads: dict[Key, list[AttentionObservation]] = defaultdict(list)
+        self._pieces: dict[Key, Pieces] = {}
         self._branches: dict[Key, tuple[TokenSample, TokenSample]] = {}
         self.heard: set[Key] = set()
         for block in plan.blocks:
@@ -79,8 +79,10 @@ class Listening(Reader, TorchFunctionMode):
         return (self._outputs if place.role == "output" else self._inputs)[place.frame, place.call]
 
     def _listen_attention(self, plan: AttentionPlan) -> None:
-        for place in plan.maps:
-            self._operations[_address(place)].append(self._mapped(plan))
+        if len(plan.maps) > 1:
+            self._pieces[plan.key] = Pieces(len(plan.maps), plan.chunks, self.sampler)
+        for number, place in enumerate(plan.maps):
+            self._operations[_address(place)].append(self._mapped(plan, plan.chunks[number] if plan.chunks else None))
         for operand, role in ((plan.query, "q"), (plan.value, "v")):
             if operand is not None:
                 place, side = operand
@@ -224,35 +226,35 @@ class Listening(Reader, TorchFunctionMode):
 
         return action
 
-    def _mapped(self, plan: AttentionPlan) -> Action:
+    def _mapped(self, plan: AttentionPlan, chunk: Chunk | None) -> Action:
+        sampler = self.sampler if chunk is None else self.sampler.of_chunk(chunk)
+        watched = chunk is None or chunk.start == 0
+        read = chunk is None or bool(sampler.rows_of_chunk(chunk.length))
+
         def action(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
             if plan.how in HIDDEN:
                 call = fused_call(plan.how, args, kwargs, self.sampler)
-                for role, source in zip("qv", call.sources, strict=True):
+                for role, source in zip("qv", call.sources if watched else (), strict=watched):
                     self._operand_of(plan.key, role, source, plan.maps[0])
                 if call.unreadable:
                     self.refused[plan.key] = call.unreadable
-                if call.unreadable or not self.readable(call.query, plan.key):
+                if call.unreadable or not read or not self.readable(call.query, plan.key):
                     return
-                observation = call.rows(plan.folding, self.sampler)
-            elif plan.axes is not None and isinstance(result, Tensor) and self.readable(result, plan.key):
-                observation = softmax_rows(args[0], result, plan.axes, self.sampler)
+                observation = call.rows(plan.folding, sampler)
+            elif read and plan.axes is not None and isinstance(result, Tensor) and self.readable(result, plan.key):
+                observation = softmax_rows(args[0], result, plan.axes, sampler)
             else:
                 return
             observation.cross = bool(plan.site.cross)
-            self._hear(plan, observation)
+            pieces = self._pieces.get(plan.key)
+            self._hear(plan, observation if pieces is None else pieces.add(chunk, observation))
 
         return action
 
-    def _hear(self, plan: AttentionPlan, observation: AttentionObservation) -> None:
-        if len(plan.maps) > 1:
-            parts = self._heads[plan.key]
-            parts.append(observation)
-            if len(parts) < len(plan.maps):
-                return
-            observation = join_heads(parts)
-        self.heard.add(plan.key)
-        self.receiver.attention(plan.key, observation)
+    def _hear(self, plan: AttentionPlan, observation: AttentionObservation | None) -> None:
+        if observation is not None:
+            self.heard.add(plan.key)
+            self.receiver.attention(plan.key, observation)
 
     def _operand(self, key: Key, role: str, place: Place, side: int) -> Action:
         def action(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
@@ -301,7 +303,9 @@ class Listening(Reader, TorchFunctionMode):
         for attention in self._plan.attentions:
             if attention.key in self.refused and attention.key not in self.heard:
                 self.missing[attention.site.name] = self.refused[attention.key]
-            if any(place.ordinal and self._strayed(place) for place in attention.maps):
+            if attention.chunks and attention.key not in self.heard:
+                self._hear(attention, self._pieces[attention.key].rest())
+            if not _alone(attention) and any(place.ordinal and self._strayed(place) for place in attention.maps):
                 self.missing[attention.site.name] = _STRAYED
                 sites = {("strayed", *key) if key == attention.key else key: site for key, site in sites.items()}
                 continue
@@ -315,7 +319,7 @@ class Listening(Reader, TorchFunctionMode):
             self.receiver.branch(attention.key, self.sampler.counted(joined[0]), self.sampler.counted(stream or joined[1]))
         self._samples.clear()
         self._branches.clear()
-        self._heads.clear()
+        self._pieces.clear()
         return self._plan, sites
 
     def _strayed(self, place: Place) -> bool:
@@ -326,6 +330,11 @@ class Listening(Reader, TorchFunctionMode):
 _NOTHING: list[tuple[str, Action]] = []
 
 _STRAYED = "the model ran a different course in this step than in the one it was learnt from"
+
+
+def _alone(plan: AttentionPlan) -> bool:
+    """Whether the chunks of an attention are all there is of their kind at their place: then any number of them is understood."""
+    return bool(plan.chunks) and all(place.total == len(plan.chunks) for place in plan.maps)
 
 
 def _address(place: Place) -> _Operation:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from collapse_monitor.capture.rows.folding import Folding
 from collapse_monitor.capture.rows.softmax import MapAxes
-from collapse_monitor.capture.sampling import Layout
+from collapse_monitor.capture.sampling import Chunk, Layout
 from collapse_monitor.capture.tensors import Path
 from collapse_monitor.observation import Key
 from collapse_monitor.records import Site
@@ -92,9 +92,9 @@ class Projections:
 class AttentionPlan:
     """Where an attention's distribution, its q and v, and the addition of its result are found.
 
-    `maps` has one place per parallel head, else one. `query` and `value` name an operand (0 or 1) of an operation; None for a
-    fused kernel, which gets q and v as arguments. `branch` is an addition, which operand carries the result, whether the other is the
-    stream (else the block's input is), and the layout of both.
+    `maps` has one place per parallel head or chunk of queries, else one. `query` and `value` name an operand (0 or 1) of an operation;
+    None for a fused kernel, which gets q and v as arguments. `branch` is an addition, which operand carries the result, whether the other
+    is the stream (else the block's input is), and the layout of both.
     """
 
     key: Key
@@ -108,6 +108,8 @@ class AttentionPlan:
     branch: tuple[Place, int, bool, Layout] | None = None
     block: Key | None = None
     projections: Projections = Projections()
+    chunks: tuple[Chunk, ...] = ()
+    unread: int = 0  # how many other maps it has, of which nothing is read
     missing: str = ""
 
 
@@ -142,6 +144,13 @@ class Plan:
         plans: list[BlockPlan | AttentionPlan] = [*self.blocks, *self.attentions]
         ordered = sorted(plans, key=lambda plan: _entry(plan.key))
         return {plan.key: plan.site for plan in ordered}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a snapshot should say about what is read."""
+        names = [plan.site.name for plan in self.attentions if plan.unread]
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        return (f"of several maps in one attention the first is read: {', '.join(names[:3])}{more}",) if names else ()
 
     @property
     def missing(self) -> dict[str, str]:

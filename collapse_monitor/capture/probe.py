@@ -214,6 +214,7 @@ class Probed:
             fault("the separate forward", error)
         self._calls.clear()
         self.plan, self.sites = self._inner.plan, self._inner.sites
+        self.notes = (*self.notes, *self._inner.notes)
 
     def _repeat(self, inner: Observed) -> None:
         if self._rerun is not None:

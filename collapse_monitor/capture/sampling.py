@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
@@ -47,6 +47,19 @@ class Layout:
             return hidden
         shape = [math.prod(hidden.shape[axis] for axis in axes) for axes in (self.batch, self.token, self.feature)]
         return hidden.permute(*self.batch, *self.token, *self.feature).reshape(shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A call that works out `length` of `total` queries, from number `start` on.
+
+    `keys`: how many there are, where some calls are given the first of them only.
+    """
+
+    start: int
+    length: int
+    total: int
+    keys: int = 0
 
 
 def default_layout(ndim: int) -> Layout:
@@ -102,6 +115,7 @@ class Sampler:
     max_tokens: int | None = 64
     max_queries: int | None = 16
     masks: TokenMasks = field(default_factory=TokenMasks)
+    chunk: Chunk | None = None  # rows are chosen among the queries of all chunks, and read where this one holds them
     _kept: dict[tuple[object, ...], Any] = field(default_factory=dict)
     _kept_in_window: dict[tuple[object, ...], Any] = field(default_factory=dict)
 
@@ -133,7 +147,19 @@ class Sampler:
         return self._index(count, self.max_sequences, device)
 
     def rows(self, count: int, device: torch.device) -> Int[Tensor, " query"]:
-        return self._index(count, self.max_queries, device)
+        if self.chunk is None:
+            return self._index(count, self.max_queries, device)
+        key = ("rows of a chunk", self.chunk, count, self.max_queries, device)
+        return self.kept(key, lambda: torch.tensor(self.rows_of_chunk(count), dtype=torch.long, device=device))
+
+    def of_chunk(self, chunk: Chunk) -> Sampler:
+        """The same choice, for one of several calls that share the queries."""
+        return replace(self, chunk=chunk)
+
+    def rows_of_chunk(self, count: int) -> list[int]:
+        """Of the rows chosen among the queries of all chunks those that are among the `count` queries of this one."""
+        chunk = self.chunk or Chunk(0, count, count)
+        return [row - chunk.start for row in midpoints(chunk.total, self.max_queries) if chunk.start <= row < chunk.start + count]
 
     def tokens(self, hidden: Tensor, layout: Layout) -> TokenSample:
         """Sampled tokens of sampled sequences, copied: the model may overwrite its own tensor later."""
@@ -193,8 +219,16 @@ class Sampler:
 
     def valid_rows(self, batch: int, length: int) -> tuple[Int[Tensor, "sequence query"], Bool[Tensor, "sequence query"]] | None:
         """Query rows at valid tokens, per sampled sequence, where the call's token mask fits; else None."""
-        mask = self.mask_for(batch, length)
-        return None if mask is None else self._positions(mask, length, self.max_queries)
+        chunk = self.chunk
+        mask = self.mask_for(batch, length if chunk is None else chunk.total)
+        if mask is None or chunk is None:
+            return None if mask is None else self._positions(mask, length, self.max_queries)
+        rows, sequences = self.rows(length, mask.device), self.sequences(batch, mask.device)
+
+        def made() -> tuple[Tensor, Tensor]:
+            return rows.expand(len(sequences), -1), mask[sequences[:, None], rows + chunk.start]
+
+        return self.kept(("rows of a chunk", Itself(mask), chunk, length), made, for_window=True)
 
     def _positions(self, mask: Bool[Tensor, "batch token"], length: int, wanted: int | None) -> tuple[Tensor, Tensor]:
         """Stride midpoints over the valid positions of each sampled sequence, and which of them exist. No copy to the host."""

@@ -58,7 +58,6 @@ class Observed:
     ) -> None:
         self.plan = plan
         self.sites: dict[Key, Site] = {}
-        self.notes: tuple[str, ...] = ()
         self.heard_forward = self.broken = self._backward_called = False
         self._seconds = 0.0
         self._model, self._fault, self._selection, self._sampler = model, fault, selection, sampler
@@ -92,6 +91,11 @@ class Observed:
         heard = {plan.site.name for plan in self._heard_after_all}
         reasons = {name: reason for name, reason in self.plan.missing.items() if name not in heard}
         return {**reasons, **late, **self._reader.missing}
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a snapshot should say about what is read."""
+        return self.plan.notes if self.plan is not None else ()
 
     @property
     def outgrown(self) -> bool:

@@ -172,3 +172,37 @@ def test_lengths_and_readings_of_the_snapshot() -> None:
         for name in ("gradient_norm", "qk_to_v_gradient", "branch_ratio"):
             assert not any(map(math.isnan, flat(snapshot, name))), name
     monitor.close()
+
+
+@pytest.mark.zoo
+def test_images_of_several_sizes() -> None:
+    """A published model for them; what the kernel was given says what its rows are."""
+    navit = pytest.importorskip("vit_pytorch.na_vit_nested_tensor").NaViT
+    torch.manual_seed(0)
+    model = navit(
+        image_size=64, patch_size=16, num_classes=5, dim=DIM, depth=2, heads=HEADS, dim_head=8, mlp_dim=64, token_dropout_prob=0.1
+    )
+    images = [torch.randn(3, *size) for size in ((64, 64), (32, 64), (64, 48))]
+    kernel, maps = F.scaled_dot_product_attention, []
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+        with torch.no_grad(), torch._C.DisableTorchFunction():
+            maps.append(
+                [(one @ other.mT / one.shape[-1] ** 0.5).softmax(-1)[None] for one, other in zip(q.unbind(), k.unbind(), strict=True)]
+            )
+        return kernel(q, k, v, **options)
+
+    plan = None
+    for _ in range(2):
+        maps.clear()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(F, "scaled_dot_product_attention", attend)
+            heard = hear(model, (images,), {}, plan)
+        plan = heard.plan
+        assert plan is not None
+        assert [site.site.name for site in plan.attentions] == ["transformer.layers.0.0", "transformer.layers.1.0", "attn_pool"]
+        for site, truths in zip(plan.attentions, maps, strict=True):
+            rows = heard.rows(site.site.name)
+            for sequence, truth in enumerate(truths):
+                queries, keys = truth.shape[2:]
+                torch.testing.assert_close(rows.weights[sequence, :, :queries, :keys], truth[0], atol=1e-5, rtol=0)

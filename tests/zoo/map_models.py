@@ -211,7 +211,7 @@ def one_module_per_head() -> nn.Module:
     return nn.Sequential(*(HeadPerModule() for _ in range(3)))
 
 
-@model(Truth(2, 2, queries=4, how=SOFTMAX), hidden(), note="four queries at a time; the first chunk is read")
+@model(Truth(2, 2, queries=4, how=SOFTMAX), hidden(), note="four queries at a time; the rows of all chunks are read")
 def chunked_queries() -> nn.Module:
     return stack_of(lambda q, k, v: torch.cat([scores_of(part, k).softmax(-1) @ v for part in q.split(4, 2)], 2))
 

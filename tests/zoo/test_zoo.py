@@ -89,7 +89,11 @@ def assert_rows(model: Model, heard: Heard, maps: list[Tensor], tolerance: float
     unknown = model.name == "slots" and not lean  # which axis is the keys is known after the first forward only
     assert len(observed) == (0 if unknown else model.truth.sites)
     left = [] if model.name in UNHEARD else maps
+    assert heard.plan is not None
+    chunks = {plan.site.name: len(plan.chunks) for plan in heard.plan.attentions if plan.chunks}
     for name, observation in observed:
+        if name in chunks:
+            left = [torch.cat(left[: chunks[name]], -2), *left[chunks[name] :]]
         rows = [lively_rows(observation, head) for head in range(observation.weights.shape[1])]
         for part in rows:
             torch.testing.assert_close(part.sum(-1), torch.ones(len(part)), atol=1e-5, rtol=0, msg=f"rows of {name} sum to 1")

@@ -9,6 +9,7 @@ from itertools import zip_longest
 from torch import nn
 
 from collapse_monitor.capture.discovery.blocks import FoundBlock, find_blocks
+from collapse_monitor.capture.discovery.chunks import chunks_of
 from collapse_monitor.capture.discovery.events import FUSED, Event
 from collapse_monitor.capture.discovery.graph import Frame, Graph, Operation, Value
 from collapse_monitor.capture.discovery.products import PRODUCTS
@@ -293,7 +294,8 @@ def _attention_plan(
         is_cross(graph, site),
         event.how,
     )
-    maps = [e.operation for e in site.events] if site.parallel_heads else [event.operation]
+    chunks = () if site.parallel_heads else chunks_of(site.events)
+    maps = [e.operation for e in site.events] if site.parallel_heads or chunks else [event.operation]
     query = value = branch = None
     if event.weights is not None:
         query = _operand(event.product, event.query, places)
@@ -311,6 +313,8 @@ def _attention_plan(
         query,
         value,
         branch,
+        chunks=chunks,
+        unread=len(site.events) - len(maps),
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from collapse_monitor.capture.discovery.chunks import chunk_of
 from collapse_monitor.capture.discovery.events import Event, recognise
 from collapse_monitor.capture.discovery.graph import Frame, Operation, Value
 from collapse_monitor.capture.discovery.planning import make_plan
@@ -19,9 +20,10 @@ from collapse_monitor.capture.masks import token_masks
 from collapse_monitor.capture.plan import BlockPlan, Plan
 from collapse_monitor.capture.reading import Reader
 from collapse_monitor.capture.rows.fused import HIDDEN, FusedCall, fused_call
+from collapse_monitor.capture.rows.joining import join_chunks, join_heads
 from collapse_monitor.capture.rows.kernel import KernelCall, Source
 from collapse_monitor.capture.rows.softmax import softmax_rows
-from collapse_monitor.capture.sampling import Layout, Sampler, as_added
+from collapse_monitor.capture.sampling import Chunk, Layout, Sampler, as_added
 from collapse_monitor.capture.tensors import is_sampled, leaves
 from collapse_monitor.observation import AttentionObservation, BlockObservation, Key, Receiver, TokenSample
 from collapse_monitor.records import Site
@@ -52,6 +54,8 @@ class Discovery(Reader):
         self._watched: set[int] = set()
         self._gradient_keys: dict[int, Key] = {}
         self._operand_roles: dict[tuple[int, int], tuple[Key, str]] = {}
+        self._in_call: dict[int, list[Event]] = {}  # by a call, its events so far that may be chunks of one attention
+        self._chunks: dict[int, AttentionObservation | None] = {}
         self._call: FusedCall | None = None  # the kernel call that is being looked at
 
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -85,8 +89,9 @@ class Discovery(Reader):
             self._call = None
             self.guarded("the arguments of a kernel", self._describe, event, args, kwargs)
             self.events.append(event)
+            chunk = self._chunk_of(event)
             if event.scores in _SCORED:
-                self.guarded("attention rows", self._rows, event, args, kwargs, result)
+                self.guarded("attention rows", self._rows, event, chunk, args, kwargs, result)
         elif operation.product is not None:
             self.guarded("gradients of q and v", self._watch_operands, operation, args, kwargs)
         elif operation.name in ADDITIONS:
@@ -134,28 +139,45 @@ class Discovery(Reader):
             event.query_length, event.key_length = self._call.lengths or (event.query_length, event.key_length)
             event.folding, event.packed = self._call.folding or event.folding, self._call.sequences
 
-    def _rows(self, event: Event, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        call = self._call
+    def _chunk_of(self, event: Event) -> Chunk | None:
+        """Which part of the queries this may be, if they come in several calls: all of them together are looked at in the end."""
+        earlier = self._in_call.setdefault(event.operation.frame.index, [])
+        chunk = chunk_of(event, earlier)
+        if chunk is None:
+            earlier.clear()
+        else:
+            earlier.append(event)
+        return chunk
+
+    def _rows(self, event: Event, chunk: Chunk | None, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        index = event.operation.index
+        if chunk is not None:
+            sampler = self.sampler.of_chunk(chunk)
+            self._chunks[index] = self._observed(event, sampler, args, result) if sampler.rows_of_chunk(event.query_length) else None
+            if chunk.start > 0:
+                return
+        for side, source in enumerate(self._call.sources if self._call is not None else ()):
+            self._watch_operand(index, side, source)
+        observation = self._observed(event, self.sampler, args, result)
+        if observation is None:
+            return
+        self._causal[index] = _looks_causal(observation)
+        if event.heads == 1 and event.operation.frame.name.rpartition(".")[2].isdigit():
+            self._waiting[index] = observation
+        else:
+            self.receiver.attention(("event", index), observation)
+
+    def _observed(self, event: Event, sampler: Sampler, args: tuple[Any, ...], result: Any) -> AttentionObservation | None:
+        """The rows of an event, None where they cannot be read."""
+        call, source = self._call, args[0] if args else None
         if call is not None:
-            for side, source in enumerate(call.sources):
-                self._watch_operand(event.operation.index, side, source)
             if call.unreadable:
                 self.refused[event] = call.unreadable
-            if call.unreadable or not self.readable(call.query, event):
-                return
-            observation = call.rows(event.folding, self.sampler)
-        elif event.axes is not None and isinstance(args[0] if args else None, Tensor):
-            source = args[0]
-            if not self.readable(source, event) or not self.readable(result, event):
-                return
-            observation = softmax_rows(source, result, event.axes, self.sampler)
-        else:
-            return
-        self._causal[event.operation.index] = _looks_causal(observation)
-        if event.heads == 1 and event.operation.frame.name.rpartition(".")[2].isdigit():
-            self._waiting[event.operation.index] = observation
-        else:
-            self.receiver.attention(("event", event.operation.index), observation)
+            readable = not call.unreadable and self.readable(call.query, event)
+            return call.rows(event.folding, sampler) if readable else None
+        if event.axes is None or not isinstance(source, Tensor) or not self.readable(source, event) or not self.readable(result, event):
+            return None
+        return softmax_rows(source, result, event.axes, sampler)
 
     def _addition(self, operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         tensors = [item for item in (*args, *kwargs.values()) if isinstance(item, Tensor)]
@@ -251,6 +273,10 @@ class Discovery(Reader):
         for attention, found, addition, stream in made.attentions:
             # the rows of an inverted map were read along the wrong axis: they come with the next window
             key: Key = ("inverted" if found.first.inverted else "event", found.first.operation.index)
+            if attention.chunks and all(event.operation.index in self._chunks for event in found.events):
+                key = ("chunks", found.first.operation.index)
+                rows = [self._chunks[event.operation.index] for event in found.events]
+                self.receiver.attention(key, join_chunks([(c, part) for c, part in zip(attention.chunks, rows, strict=True) if part]))
             sites[key] = attention.site
             if found.first in self.refused:
                 self.missing[attention.site.name] = self.refused[found.first]
@@ -266,6 +292,7 @@ class Discovery(Reader):
         self._samples.clear()
         self._branches.clear()
         self._waiting.clear()
+        self._chunks.clear()
         order = list(made.plan.sites.values())
         return made.plan, dict(sorted(sites.items(), key=lambda item: order.index(item[1])))
 
@@ -273,18 +300,6 @@ class Discovery(Reader):
         waiting = [self._waiting[index] for index in indices if index in self._waiting]
         if waiting:
             self.receiver.attention(key, join_heads(waiting))
-
-
-def join_heads(parts: list[AttentionObservation]) -> AttentionObservation:
-    """Heads that ran as separate calls, side by side."""
-    if len(parts) == 1:
-        return parts[0]
-    first = parts[0]
-    visible = None if first.visible is None else torch.cat([p.visible.expand_as(p.weights) for p in parts if p.visible is not None], dim=1)
-    logits = None if first.logits is None else torch.cat([p.logits for p in parts if p.logits is not None], dim=1)
-    return AttentionObservation(
-        torch.cat([p.weights for p in parts], dim=1), visible, logits, None, first.query_index, first.same_rows, first.cross
-    )
 
 
 def _operands(event: Event) -> list[tuple[int, str, int]]:

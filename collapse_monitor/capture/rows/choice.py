@@ -33,7 +33,7 @@ class RowChoice:
     @classmethod
     def of(cls, sampler: Sampler, sequences: int, heads: int, queries: int, device: torch.device) -> RowChoice:
         valid = sampler.valid_rows(sequences, queries)
-        key = ("rows", sequences, heads, queries, device, None if valid is None else id(valid[0]))
+        key = ("rows", sampler.chunk, sequences, heads, queries, device, None if valid is None else id(valid[0]))
         return sampler.kept(key, lambda: cls._made(sampler, sequences, heads, queries, device, valid), for_window=valid is not None)
 
     @classmethod
