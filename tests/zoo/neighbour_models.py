@@ -236,3 +236,87 @@ class Seeing(nn.Module):
 @model(Truth(0, 1, queries=17, keys=17), images(), note="an attention pool after convolutions: no block carries a stream")
 def convolutions_with_attention_pool() -> nn.Module:
     return Seeing()
+
+
+class Absorbing(Attention):
+    """A column of scores made from every token, with no key behind it, takes some of the weight away."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sink = nn.Linear(DIM, HEADS)
+
+    def forward(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
+        k, v = rearrange(self.keyval(x), "b n (two h d) -> two b h n d", two=2, h=self.heads)
+        q = rearrange(self.query(x), "b n (h d) -> b h n d", h=self.heads)
+        scores = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1), float("-inf"))
+        absorbed = rearrange(self.sink(x), "b n h -> b h n 1")
+        weights = torch.cat([scores, absorbed], -1).softmax(-1)[..., :-1]
+        return self.out(rearrange(weights @ v, "b h n d -> b n (h d)"))
+
+
+class Absorbed(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = Absorbing()
+
+
+@model(Truth(3, 3, causal=True, how=SOFTMAX), hidden(), quick=True, note="sinks made from every token")
+def sinks_of_every_token() -> nn.Module:
+    return Stack(*(Absorbed() for _ in range(3)))
+
+
+class TwoNorms(nn.Module):
+    """Queries and keys are normalised apart, outside the attention, which takes both as arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asking, self.asked, self.attention, self.mlp = nn.LayerNorm(DIM), nn.LayerNorm(DIM), Attention(), Mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.asking(x), self.asked(x))
+        return x + self.mlp(x)
+
+
+@model(Truth(3, 3), hidden(), note="queries and keys normalised apart")
+def norms_apart() -> nn.Module:
+    return Stack(*(TwoNorms() for _ in range(3)))
+
+
+class Local(nn.Module):
+    """Keys and values of a block's own tokens, asked by queries that were made once, before all blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keyval, self.out = nn.Linear(DIM, 2 * DIM), nn.Linear(DIM, DIM)
+
+    def forward(self, x: Tensor, q: Tensor) -> Tensor:
+        k, v = rearrange(self.keyval(x), "b n (two h d) -> two b h n d", two=2, h=HEADS)
+        return self.out(rearrange(F.scaled_dot_product_attention(q, k, v), "b h n d -> b n (h d)"))
+
+
+class GloballyAsked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.attention, self.mlp = nn.LayerNorm(DIM), Local(), Mlp()
+
+    def forward(self, x: Tensor, q: Tensor) -> Tensor:
+        x = x + self.attention(self.norm(x), q)
+        return x + self.mlp(x)
+
+
+class GlobalQueries(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.summary = nn.Sequential(nn.Linear(DIM, DIM), nn.GELU(), nn.Linear(DIM, DIM))
+        self.blocks = nn.ModuleList(GloballyAsked() for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = rearrange(self.summary(x), "b n (h d) -> b h n d", h=HEADS)
+        for block in self.blocks:
+            x = block(x, q)
+        return x
+
+
+@model(Truth(2, 2, cross=2), hidden(), note="one set of queries for all blocks, made before them")
+def global_queries() -> nn.Module:
+    return GlobalQueries()

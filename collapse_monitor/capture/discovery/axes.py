@@ -144,6 +144,8 @@ class Splits:
     def reshape(self, labels: Labels, shape: Sequence[int]) -> Labels:
         """Labels after a view to `shape`: atoms are handed out in order, split where an axis ends inside one."""
         queue = [atom for label in labels for atom in label][::-1]
+        if any(atom.size == 0 for atom in queue):
+            return fresh_axes(shape)
         result: list[Label] = []
         for size in shape:
             label: list[Atom] = []

@@ -106,7 +106,7 @@ def _written(operation: Operation) -> Event | None:
     left = key_side == "right"
     query, key = (contraction.left, contraction.right) if left else (contraction.right, contraction.left)
     weights = operation.outputs[0]
-    sinks = _sink_columns(source, axis)
+    sinks = _sink_columns(source, axis, product)
     query_axis = _query_axis(weights, axis, contraction.left_made if left else contraction.right_made)
     if query_axis is None or weights.shape[query_axis] == 1:
         query_axis = _sliding_axis(weights, axis, query_axis)
@@ -256,8 +256,8 @@ def _sums_pairs(operation: Operation) -> bool:
     return made is not None and made.product is not None and not made.product.left_contracted
 
 
-def _sink_columns(source: Value, axis: int) -> tuple[int, int]:
-    """Columns that were joined to the scores and are made by weights alone: attention sinks."""
+def _sink_columns(source: Value, axis: int, product: Operation) -> tuple[int, int]:
+    """Columns that were joined to the scores and are made by weights alone, or by a layer that sees no keys: attention sinks."""
     todo, seen = [source], set[int]()
     while todo and len(seen) < 20:
         operation = todo.pop(0).producer
@@ -268,13 +268,22 @@ def _sink_columns(source: Value, axis: int) -> tuple[int, int]:
             joined = [value for value in operation.inputs if len(value.shape) == len(source.shape)]
             whole = operation.outputs[0].shape
             if len(whole) == len(source.shape) and whole[axis] == source.shape[axis] and sum(v.shape[axis] for v in joined) == whole[axis]:
-                before = next((i for i, v in enumerate(joined) if not v.static), 0)
-                after = next((i for i, v in enumerate(reversed(joined)) if not v.static), 0)
+                before = next((i for i, v in enumerate(joined) if not _is_sink(v, axis, product)), 0)
+                after = next((i for i, v in enumerate(reversed(joined)) if not _is_sink(v, axis, product)), 0)
                 count = len(joined)
                 return sum(v.shape[axis] for v in joined[:before]), sum(v.shape[axis] for v in joined[count - after :])
         elif not reduces(operation):
             todo.extend(value for value in operation.inputs if len(value.shape) == len(source.shape))
     return 0, 0
+
+
+def _is_sink(column: Value, axis: int, product: Operation) -> bool:
+    if column.static:
+        return True
+    if column.shape[axis] != 1 or (column.producer is not None and column.producer.ancestry >> product.index & 1):
+        return False
+    made = [operation.product for operation in products_above(column, ())]
+    return bool(made) and all(part is not None and (part.left.static or part.right.static) for part in made)
 
 
 def _query_axis(weights: Value, key_axis: int, labels: tuple[Label, ...]) -> int | None:

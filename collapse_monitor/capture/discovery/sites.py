@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from collapse_monitor.capture.discovery.axes import is_feature, joined_positions, same_axis
 from collapse_monitor.capture.discovery.consumers import attach_consumer
-from collapse_monitor.capture.discovery.events import WALK, Event, Scores, kernel_event
+from collapse_monitor.capture.discovery.events import FUSED, WALK, Event, Scores, kernel_event
 from collapse_monitor.capture.discovery.graph import Frame, Graph, Operation, Product, Value, common_frame
 from collapse_monitor.capture.discovery.semantics import JOINS
 
@@ -164,7 +164,7 @@ def _crosses(graph: Graph, event: Event) -> bool:
         return True
     made_inside = [_made_inside(value, event) for value in (query, key)]
     if made_inside.count(True) == 1:
-        return not same_axis(event.query_label, event.key_label)
+        return not same_axis(event.query_label, event.key_label) or (made_inside[1] and _asked_from_afar(event))
     if 2 * joined_positions(event.key_label, event.query_label) >= event.key_length > 1:
         return False
     start = _projection_start(event)
@@ -188,6 +188,13 @@ def _joined_to_own(event: Event) -> list[Value]:
             return []
         value = carriers[0]
     return []
+
+
+def _asked_from_afar(event: Event) -> bool:
+    """Whether the queries were made before the block began that makes the keys: they belong to something else than its tokens."""
+    place, projection = _place(event), _last_projection(event.query)
+    around = place.parent if place.parent is not None else place
+    return projection is not None and around.parent is not None and not projection.frame.within(around)
 
 
 def _made_inside(value: Value, event: Event) -> bool:
@@ -230,7 +237,7 @@ def _makes_features(product: Product) -> bool:
 
 
 def _older_sources(graph: Graph, value: Value, start: int) -> frozenset[int]:
-    """Module calls finished before `start`, and inputs from outside, that the value depends on."""
+    """Module calls finished before `start`, and inputs from outside, that the value depends on; norms and the like count for nothing."""
     sources: set[int] = set()
     todo, seen = [value], set[int]()
     while todo:
@@ -244,8 +251,14 @@ def _older_sources(graph: Graph, value: Value, start: int) -> frozenset[int]:
             continue
         if operation.index < start:
             for frame in operation.frame.ancestors():
-                if frame.parent is not None and 0 <= frame.last < start:
+                if frame.parent is not None and 0 <= frame.last < start and _makes_states(graph, frame):
                     sources.add(frame.index)
                     break
         todo.extend(operation.inputs)
     return frozenset(sources)
+
+
+def _makes_states(graph: Graph, frame: Frame) -> bool:
+    """Whether the call does more than scale or shift what it is given."""
+    inside = graph.operations[frame.first : frame.last + 1]
+    return any(operation.product is not None or operation.name in ("embedding", *FUSED) for operation in inside)
