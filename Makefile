@@ -36,7 +36,7 @@ help:
 	@touch $@ .venv/.demo
 
 demo: .venv/.demo
-	$(BIN)/python -m collapse_monitor.demo
+	$(BIN)/python -m collapse_monitor.cli demo
 
 lint: .venv/.dev
 	$(BIN)/ruff format --check .

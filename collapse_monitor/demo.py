@@ -1,6 +1,6 @@
 """The demonstration: a small Vision Transformer learns scikit-learn's digits, then the same model without residual connections.
 
-    python -m collapse_monitor.demo
+    collapse-monitor demo
 
 Needs the extra `demo`. Both runs are watched by `CollapseCallback`; in the second every token becomes the same, which the loss
 alone would only show as "does not learn".
@@ -8,14 +8,12 @@ alone would only show as "does not learn".
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import shlex
 import shutil
 import sys
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -116,12 +114,8 @@ def tensorboard_command(logdir: Path) -> str:
     return shlex.join([name, "--logdir", str(logdir)])
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="collapse-monitor demo", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--epochs", type=int, default=12, help="for each of the two runs (default: %(default)s)")
-    parser.add_argument("--logdir", type=Path, default=Path("logs/demo"), help="where TensorBoard's files go (default: %(default)s)")
-    options = parser.parse_args(arguments)
-
+def show(epochs: int = 12, logdir: Path = Path("logs/demo")) -> int:
+    """Both runs, then their tables, their alerts, and what to type next."""
     torch.set_num_threads(1)  # matrices this small: more threads only wait for each other
     logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message=".*LeafSpec.* is deprecated")  # Lightning's own use of torch
@@ -136,21 +130,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     with Progress(*columns) as progress:
         monitors = {
-            title: train(title, residual=residual, epochs=options.epochs, logdir=options.logdir, progress=progress)
-            for title, residual in RUNS.items()
+            title: train(title, residual=residual, epochs=epochs, logdir=logdir, progress=progress) for title, residual in RUNS.items()
         }
 
     for title, monitor in monitors.items():
         assert monitor.latest is not None, "a run of several steps is sampled at least once"
-        print(f"\n{title}, step {monitor.latest.step}\n{monitor.latest.table()}")
+        print(f"\n{title}, step {monitor.latest.step}\n{monitor.latest.table(alerts=monitor.findings)}")
         print(
             "Alerts:" if monitor.alerts else "Alerts: none",
             *(f"  step {alert.step}: {alert.message}" for alert in monitor.alerts),
             sep="\n",
         )
-    print(f"\nSee both runs over time:\n  {tensorboard_command(options.logdir)}")
+    print(f"\nSee both runs over time:\n  {tensorboard_command(logdir)}")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -54,7 +54,7 @@ def test_overhead_benchmark(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_demo(tmp_path: Path) -> None:
-    said = _run("-m", "collapse_monitor.demo", "--epochs", 4, "--logdir", tmp_path)
+    said = _run("-m", "collapse_monitor.cli", "demo", "--epochs", 4, "--logdir", tmp_path)
     healthy, faulty = said.split("no residual connections")[-2:]
     assert "Alerts: none" in healthy
     assert "collapse" in faulty

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,19 @@ class Run:
         steps = np.array(sorted(known), dtype=np.int64)
         return steps, replace(self, steps=steps).heads(metric)
 
+    def unit(self, metric: str) -> str:
+        """The unit of a metric; empty for pure numbers and for metrics of your own.
+
+        >>> Run(Path("log"), np.arange(1), ("block",)).unit("effective_rank")
+        'directions'
+        """
+        if metric not in self.about:
+            # A log of JSON lines does not say it.
+            from collapse_monitor.report.dense import describe
+
+            return str(describe(metric)["unit"])
+        return str(self.about[metric].get("unit", ""))
+
     def _stacked(self, metric: str, rows: Mapping[str, Rows], dims: int) -> NDArray[np.float64]:
         if metric not in rows:
             raise KeyError(f"{self.path} has no {'heads' if dims == 2 else 'readings'} of {metric!r}; it has {', '.join(rows) or 'none'}")
@@ -142,7 +156,7 @@ def _read_folder(folder: Path, files: Sequence[Path]) -> Run | None:
     """All event files of one folder, in the order they were begun. None if none holds anything of ours."""
     collected = _Collected()
     for file in files:
-        for step, tensors, alerts in read_events(file):
+        for step, tensors, alerts in _sound_events(file):
             collected.begin(step)
             for tensor in tensors:
                 check_version({"version": tensor.about.get("v", 0)})
@@ -151,6 +165,14 @@ def _read_folder(folder: Path, files: Sequence[Path]) -> Run | None:
                 collected.put(step, tensor.metric, tensor.values, tensor.about)
             collected.alerts.extend((step, _alert(record)) for record in alerts)
     return collected.run(folder) if collected.steps else None
+
+
+def _sound_events(file: Path) -> Iterator[Any]:
+    """What `read_events` gives, up to a record of noughts such as a crash of the machine leaves behind."""
+    from google.protobuf.message import DecodeError
+
+    with suppress(DecodeError):
+        yield from read_events(file)
 
 
 def _read_jsonl(path: Path) -> Run:
