@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-SHORTEST_WINDOW = 64
+SHORTEST_WINDOW = 128
 """Snapshots. TensorBoard keeps thousands of readings of a tag, so that at first nothing is lost."""
 
 WINDOWS_PER_LOG = 500

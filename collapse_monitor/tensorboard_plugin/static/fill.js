@@ -18,9 +18,18 @@ export function fillControls(view) {
   fillChoice(layout.metric.select, metrics.map((metric) => [metric, metric.replaceAll("_", " ")]), state.metric);
   fillChoice(layout.scale.select, [["most", "1\u201399 % of values"], ["whole", "smallest to largest"]], state.scale);
   layout.metric.select.size = window.matchMedia(WIDE).matches ? clamp(metrics.length, 2, 14) : 1;
+  reveal(layout.metric.select);
   layout.compare.element.hidden = runs.length < 2;
   layout.mode.element.hidden = !(data && data.other);
   fillAlerts(view);
+}
+
+// The chosen metric may lie below the fold of a list that was just filled.
+function reveal(select) {
+  const option = select.selectedOptions[0];
+  if (select.size < 2 || !option) return;
+  const top = option.offsetTop - select.offsetTop;
+  if (top < select.scrollTop || top + option.offsetHeight > select.scrollTop + select.clientHeight) select.scrollTop = top - select.clientHeight / 2;
 }
 
 function fillAlerts(view) {

@@ -2,7 +2,7 @@
 
 import { quantile, sortedFinite } from "./numbers.js";
 
-const HEALTHY_COLUMNS = 200;
+const HEALTHY_COLUMNS = 50;
 const FEWEST_HEALTHY = 5;
 
 export function valueAt(series, column, row) {
