@@ -260,10 +260,11 @@ ROLE_TABLE = (
     ),
     Threshold(
         "overfitting.rise",
-        1.15,
         1.05,
-        "val_loss over its own lowest value: a gap alone is no overfitting while validation still improves.",
-        "convention",
+        1.03,
+        "val_loss over its own lowest value, for 100 steps: a gap alone is no overfitting while validation still improves. A model that "
+        "knows its samples by heart hardly moves any more, and its val_loss rises slowly.",
+        "measured on seeds 0 and 1, 32 samples: val_loss 8 % above its lowest value 100 steps later, train_loss at 2 % of it",
     ),
     Threshold("massive_activation.ratio", 1000.0, 700.0, "Largest entry over the median one.", "Sun et al. 2024"),
     Threshold("attention_sink.mass", 0.30, 0.25, "Mass on one of the first four keys.", "Gu et al. 2024, epsilon = .3"),
