@@ -57,9 +57,8 @@ def main() -> None:
             sink.close()
             writer.close()
         size = sum(file.stat().st_size for file in (Path(folder) / "a").iterdir())
-        print(
-            f"log: {size / options.steps:.0f} bytes and {np.median(took) * 1000:.2f} ms per step ({layers} layers, {len(now.metrics)} metrics)"
-        )
+        per_step = f"{size / options.steps:.0f} bytes and {np.median(took) * 1000:.2f} ms per step"
+        print(f"log: {per_step} ({layers} layers, {len(now.metrics)} metrics, heads now and then)")
         started = time.process_time()
         read(Path(folder) / "a")
         print(f"read back: {time.process_time() - started:.2f} s for {size / 1e6:.1f} MB, {options.steps} steps")

@@ -8,14 +8,14 @@ from importlib.resources.abc import Traversable
 
 STATIC = resources.files("collapse_monitor") / "tensorboard_plugin" / "static"
 
-_IMPORT = re.compile(r'^import \{ ([\w, ]+) \} from "\./(\w+)\.js";$', re.MULTILINE)
+_IMPORT = re.compile(r'^import \{([\w,\s]+)\} from "\./(\w+)\.js";$', re.MULTILINE)
 _EXPORT = re.compile(r"^export ((?:async )?(?:function|class|const) (\w+))", re.MULTILINE)
 
 
 def bundle(entry: str, folder: Traversable = STATIC) -> str:
     """One script that defines each module once, in the order they need each other, and calls `render` of the last.
 
-    Modules import names from each other, `import { a, b } from "./c.js";` in one line, and export functions, classes and constants where
+    Modules import names from each other, `import { a, b } from "./c.js";`, and export functions, classes and constants where
     they define them: that is all the syntax this needs to know.
 
     Raises:
@@ -39,7 +39,7 @@ def _add(name: str, folder: Traversable, parts: dict[str, str], within: tuple[st
     source = (folder / f"{name}.js").read_text(encoding="utf-8")
     for _, needed in _IMPORT.findall(source):
         _add(needed, folder, parts, (*within, name))
-    body = _IMPORT.sub(r"const { \1 } = _\2;", source)
+    body = _IMPORT.sub(r"const {\1} = _\2;", source)
     exported = [found[1] for found in _EXPORT.findall(body)]
     body = _EXPORT.sub(r"\1", body)
     if left := re.search(r"^(?:import|export)\b.*", body, re.MULTILINE):

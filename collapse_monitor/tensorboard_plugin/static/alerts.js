@@ -14,7 +14,11 @@ export function sayAlert(alert) {
 }
 
 function entry(alert, choose) {
-  const show = make("button", { type: "button", className: "show", onclick: () => choose(alert), "aria-label": `Show ${sayAlert(alert)}` }, `step ${spellStep(alert.step)}`);
+  const show = make(
+    "button",
+    { type: "button", className: "show", onclick: () => choose(alert), "aria-label": `Show ${sayAlert(alert)}` },
+    `step ${spellStep(alert.step)}`,
+  );
   const title = make("span", { className: "rule" }, words(alert.rule));
   const state = alert.state === "firing" ? alert.severity : `${words(alert.state)}`;
   const where = make("span", { className: "soft" }, `${state} \u00b7 ${sayLayers(alert.layers)} \u00b7 since ${spellStep(alert.since)}`);
@@ -28,7 +32,11 @@ function explain(alert) {
   if (!finding) return parts;
   if (finding.evidence.length) parts.push(make("h4", {}, "Evidence"), tabulate(finding.evidence));
   for (const note of finding.notes || []) parts.push(make("p", { className: "soft" }, note));
-  for (const [title, lines] of [["What to do", finding.remedies], ["Usual causes", finding.causes], ["What speaks against it", finding.against]]) {
+  for (const [title, lines] of [
+    ["What to do", finding.remedies],
+    ["Usual causes", finding.causes],
+    ["What speaks against it", finding.against],
+  ]) {
     if (lines.length) parts.push(make("h4", {}, title), make("ul", {}, ...lines.map((line) => make("li", {}, line))));
   }
   if (finding.anchor) parts.push(make("p", { className: "soft" }, `Documentation: docs/${finding.anchor}`));
@@ -36,7 +44,12 @@ function explain(alert) {
 }
 
 function tabulate(evidence) {
-  const cells = (row) => [words(row.metric), spell(number(row.value)), row.baseline === null ? "none yet" : spell(number(row.baseline)), row.bound === null ? "\u2013" : spell(number(row.bound))];
+  const cells = (row) => [
+    words(row.metric),
+    spell(number(row.value)),
+    row.baseline === null ? "none yet" : spell(number(row.baseline)),
+    row.bound === null ? "\u2013" : spell(number(row.bound)),
+  ];
   const head = ["reading", "value", "baseline", "bound"].map((text) => make("th", { scope: "col" }, text));
   const rows = evidence.map((row) => make("tr", {}, ...cells(row).map((text) => make("td", {}, text))));
   return make("table", {}, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...rows));

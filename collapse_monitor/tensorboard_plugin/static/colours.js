@@ -3,8 +3,28 @@
 import { clamp, quantile, sortedFinite, spell } from "./numbers.js";
 
 // viridis (van der Walt and Smith, CC0)
-const ORDERED = [[68, 1, 84], [72, 36, 117], [65, 68, 135], [53, 95, 141], [42, 120, 142], [33, 145, 140], [34, 168, 132], [68, 191, 112], [122, 209, 81], [189, 223, 38], [253, 231, 37]];
-const DIVERGING = [[5, 72, 140], [67, 147, 195], [173, 208, 229], [245, 245, 242], [250, 200, 130], [224, 130, 20], [150, 70, 5]];
+const ORDERED = [
+  [68, 1, 84],
+  [72, 36, 117],
+  [65, 68, 135],
+  [53, 95, 141],
+  [42, 120, 142],
+  [33, 145, 140],
+  [34, 168, 132],
+  [68, 191, 112],
+  [122, 209, 81],
+  [189, 223, 38],
+  [253, 231, 37],
+];
+const DIVERGING = [
+  [5, 72, 140],
+  [67, 147, 195],
+  [173, 208, 229],
+  [245, 245, 242],
+  [250, 200, 130],
+  [224, 130, 20],
+  [150, 70, 5],
+];
 export const INFINITE = [214, 0, 122];
 const SAMPLED = 60000;
 
@@ -21,7 +41,13 @@ export function orderedScale(seriesList, about, whole) {
   const span = of(high) - start;
   const flipped = about.collapse === "low";
   return {
-    low, high, logarithmic, flipped, whole, collapse: about.collapse, table: tableOf(ORDERED, flipped),
+    low,
+    high,
+    logarithmic,
+    flipped,
+    whole,
+    collapse: about.collapse,
+    table: tableOf(ORDERED, flipped),
     position: (value) => clamp((of(Math.max(value, logarithmic ? 1e-300 : -Infinity)) - start) / span, 0, 1),
   };
 }
@@ -31,13 +57,24 @@ export function differenceScale(series, about) {
   const sizes = sortedFinite(series.values).map(Math.abs).sort();
   const high = quantile(sizes, 0.99) || 1e-12;
   const flipped = about.collapse === "low";
-  return { low: -high, high, logarithmic: false, flipped, difference: true, collapse: about.collapse, table: tableOf(DIVERGING, flipped), position: (value) => clamp(0.5 + value / high / 2, 0, 1) };
+  return {
+    low: -high,
+    high,
+    logarithmic: false,
+    flipped,
+    difference: true,
+    collapse: about.collapse,
+    table: tableOf(DIVERGING, flipped),
+    position: (value) => clamp(0.5 + value / high / 2, 0, 1),
+  };
 }
 
 /** What the colour bar says of its two ends. */
 export function describeEnds(scale, names = []) {
   if (scale.difference) {
-    const [first, second] = scale.collapse ? [`${names[0]} nearer to collapse`, `${names[1]} nearer to collapse`] : [`${names[0]} higher`, `${names[1]} higher`];
+    const [first, second] = scale.collapse
+      ? [`${names[0]} nearer to collapse`, `${names[1]} nearer to collapse`]
+      : [`${names[0]} higher`, `${names[1]} higher`];
     return scale.flipped ? [first, second] : [second, first];
   }
   if (!scale.collapse) return ["low", "high"];
@@ -73,7 +110,8 @@ function tableOf(anchors, flipped) {
   for (let index = 0; index < 256; index++) {
     const at = ((flipped ? 255 - index : index) / 255) * (anchors.length - 1);
     const below = Math.min(Math.floor(at), anchors.length - 2);
-    for (let part = 0; part < 3; part++) table[3 * index + part] = anchors[below][part] + (at - below) * (anchors[below + 1][part] - anchors[below][part]);
+    for (let part = 0; part < 3; part++)
+      table[3 * index + part] = anchors[below][part] + (at - below) * (anchors[below + 1][part] - anchors[below][part]);
   }
   return table;
 }

@@ -14,7 +14,11 @@ export function drawCurve(canvas, { lines, layer, range, step, healthy, bounds, 
   const { context, plot } = frame;
   const x = (at) => plot.left + ((at - range.from) / (range.to - range.from)) * plot.width;
   const others = sortedFinite(visibleValues(lines[0].series, null, range));
-  const values = [...lines.flatMap(({ series }) => visibleValues(series, layer, range)), quantile(others, 0.02), quantile(others, 0.98)].filter(Number.isFinite);
+  const values = [
+    ...lines.flatMap(({ series }) => visibleValues(series, layer, range)),
+    quantile(others, 0.02),
+    quantile(others, 0.98),
+  ].filter(Number.isFinite);
   // A bound far from all readings would flatten the curve: it is in the caption all the same.
   const spread = Math.max(...values) - Math.min(...values);
   const near = bounds.filter((bound) => bound >= Math.min(...values) - 2 * spread && bound <= Math.max(...values) + 2 * spread);

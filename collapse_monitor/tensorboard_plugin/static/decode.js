@@ -10,7 +10,8 @@ export function decodeSeries(buffer) {
   const last = new Float64Array(buffer, start + 8 * count, count);
   const cells = count * header.rows;
   const at = start + 16 * count;
-  const values = header.encoding === "q12" ? dequantise(new Uint8Array(buffer, at, 2 * cells), header) : new Float32Array(buffer, at, cells);
+  const values =
+    header.encoding === "q12" ? dequantise(new Uint8Array(buffer, at, 2 * cells), header) : new Float32Array(buffer, at, cells);
   return { ...header, first, last, values };
 }
 

@@ -11,12 +11,38 @@ export function fillControls(view) {
   const { layout, state, index, data } = view;
   const runs = index.runs.map(({ name }) => [name, name]);
   const run = index.runs.find(({ name }) => name === state.run);
-  const metrics = run ? Object.keys(run.metrics).filter((metric) => run.metrics[metric].layers).sort() : [];
+  const metrics = run
+    ? Object.keys(run.metrics)
+        .filter((metric) => run.metrics[metric].layers)
+        .sort()
+    : [];
   fillChoice(layout.run.select, runs, state.run);
-  fillChoice(layout.compare.select, [["", "no other run"], ...runs.filter(([name]) => name !== state.run)], data && data.other ? state.compare : "");
-  fillChoice(layout.mode.select, [["side", "both maps"], ["difference", "their difference"]], state.mode);
-  fillChoice(layout.metric.select, metrics.map((metric) => [metric, metric.replaceAll("_", " ")]), state.metric);
-  fillChoice(layout.scale.select, [["most", "1\u201399 % of values"], ["whole", "smallest to largest"]], state.scale);
+  fillChoice(
+    layout.compare.select,
+    [["", "no other run"], ...runs.filter(([name]) => name !== state.run)],
+    data && data.other ? state.compare : "",
+  );
+  fillChoice(
+    layout.mode.select,
+    [
+      ["side", "both maps"],
+      ["difference", "their difference"],
+    ],
+    state.mode,
+  );
+  fillChoice(
+    layout.metric.select,
+    metrics.map((metric) => [metric, metric.replaceAll("_", " ")]),
+    state.metric,
+  );
+  fillChoice(
+    layout.scale.select,
+    [
+      ["most", "1\u201399 % of values"],
+      ["whole", "smallest to largest"],
+    ],
+    state.scale,
+  );
   layout.metric.select.size = window.matchMedia(WIDE).matches ? clamp(metrics.length, 2, 14) : 1;
   reveal(layout.metric.select);
   layout.compare.element.hidden = runs.length < 2;
@@ -29,7 +55,8 @@ function reveal(select) {
   const option = select.selectedOptions[0];
   if (select.size < 2 || !option) return;
   const top = option.offsetTop - select.offsetTop;
-  if (top < select.scrollTop || top + option.offsetHeight > select.scrollTop + select.clientHeight) select.scrollTop = top - select.clientHeight / 2;
+  if (top < select.scrollTop || top + option.offsetHeight > select.scrollTop + select.clientHeight)
+    select.scrollTop = top - select.clientHeight / 2;
 }
 
 function fillAlerts(view) {

@@ -67,7 +67,13 @@ export class Heatmap {
     const y = (event.clientY - box.top - this.plot.top) / this.plot.height;
     if (x < 0 || x > 1 || y < 0 || y > 1 || !series.columns) return null;
     const row = clamp(Math.floor((1 - y) * series.rows), 0, series.rows - 1);
-    return { at: range.from + x * (range.to - range.from), step: series.first[columnOf(series, range.from + x * (range.to - range.from))], row, x, y };
+    return {
+      at: range.from + x * (range.to - range.from),
+      step: series.first[columnOf(series, range.from + x * (range.to - range.from))],
+      row,
+      x,
+      y,
+    };
   }
 
   /** Show where another drawing of the same steps is pointed at. */
@@ -78,7 +84,8 @@ export class Heatmap {
 
   move(event) {
     const cell = this.content && this.plot ? this.cellAt(event) : null;
-    if (this.drag) this.drag.end = clamp(event.clientX - this.front.getBoundingClientRect().left, this.plot.left, this.plot.left + this.plot.width);
+    if (this.drag)
+      this.drag.end = clamp(event.clientX - this.front.getBoundingClientRect().left, this.plot.left, this.plot.left + this.plot.width);
     this.tip.hidden = !cell;
     if (cell) {
       this.tip.textContent = this.calls.tell(cell.step, cell.row);
@@ -150,7 +157,10 @@ export class Heatmap {
     const { context, plot } = frame;
     const { selection, series, range } = this.content;
     const outline = (x, y, width, height) => {
-      for (const [colour, size] of [["#000", 3], ["#fff", 1]]) {
+      for (const [colour, size] of [
+        ["#000", 3],
+        ["#fff", 1],
+      ]) {
         context.strokeStyle = colour;
         context.lineWidth = size;
         context.strokeRect(x, y, width, height);
@@ -171,7 +181,8 @@ export class Heatmap {
         outline(x, top, Math.max(3, this.xOf(end) - x), high);
       }
     }
-    if (this.cursor !== null && this.cursor >= range.from && this.cursor <= range.to) outline(this.xOf(this.cursor), plot.top, 0, plot.height);
+    if (this.cursor !== null && this.cursor >= range.from && this.cursor <= range.to)
+      outline(this.xOf(this.cursor), plot.top, 0, plot.height);
     if (this.drag) {
       context.fillStyle = "rgba(255, 255, 255, 0.35)";
       context.fillRect(Math.min(this.drag.start, this.drag.end), plot.top, Math.abs(this.drag.end - this.drag.start), plot.height);

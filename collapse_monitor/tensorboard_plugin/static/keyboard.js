@@ -21,7 +21,16 @@ function press(key, { series, step, row }, act) {
   else if (key === "p") act.nextAlert(-1);
   else {
     if (!series || !series.columns) return false;
-    const moves = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], PageUp: [-PAGE, 0], PageDown: [PAGE, 0], ArrowUp: [0, 1], ArrowDown: [0, -1], Home: [-Infinity, 0], End: [Infinity, 0] };
+    const moves = {
+      ArrowLeft: [-1, 0],
+      ArrowRight: [1, 0],
+      PageUp: [-PAGE, 0],
+      PageDown: [PAGE, 0],
+      ArrowUp: [0, 1],
+      ArrowDown: [0, -1],
+      Home: [-Infinity, 0],
+      End: [Infinity, 0],
+    };
     if (!(key in moves)) return false;
     const [sideways, upwards] = moves[key];
     // The first key chooses where one stands, the next ones walk.

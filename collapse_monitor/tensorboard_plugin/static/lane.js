@@ -32,7 +32,8 @@ export class AlertLane {
     context.fillStyle = colours.line;
     context.fillRect(plot.left, floor, plot.width, 1);
     for (const severity of ["info", "warning", "critical"]) {
-      for (const alert of this.alerts.filter((candidate) => candidate.severity === severity)) this.drawAlert(context, alert, floor, colours);
+      for (const alert of this.alerts.filter((candidate) => candidate.severity === severity))
+        this.drawAlert(context, alert, floor, colours);
     }
   }
 

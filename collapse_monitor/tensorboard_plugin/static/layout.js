@@ -2,7 +2,12 @@
 
 import { make, makeChoice } from "./dom.js";
 
-const KEYS = [["\u2190 \u2191 \u2192 \u2193", "cell"], ["+ \u2212", "zoom"], ["0", "all steps"], ["n p", "next, previous alert"]];
+const KEYS = [
+  ["\u2190 \u2191 \u2192 \u2193", "cell"],
+  ["+ \u2212", "zoom"],
+  ["0", "all steps"],
+  ["n p", "next, previous alert"],
+];
 
 /** `act` holds what the controls do: `set(change)`, `zoomBy(factor)`, `zoomOut()`. */
 export function makeLayout(act) {
@@ -40,7 +45,28 @@ export function makeLayout(act) {
   const aside = make("section", { className: "aside", "aria-label": "Alerts" }, count, list);
   const main = make("div", { className: "main" }, heat, curve.element, heads.element, profile.element);
   const element = make("div", { className: "collapse" }, message, make("div", { className: "columns" }, side, main, aside));
-  return { element, message, run, compare, mode, metric, scale, title, kept, bar, ends, barText, maps, readout, curve, heads, profile, list, count, main };
+  return {
+    element,
+    message,
+    run,
+    compare,
+    mode,
+    metric,
+    scale,
+    title,
+    kept,
+    bar,
+    ends,
+    barText,
+    maps,
+    readout,
+    curve,
+    heads,
+    profile,
+    list,
+    count,
+    main,
+  };
 }
 
 function drawing(name, label, inside = null) {

@@ -17,7 +17,11 @@ export function drawColours(view) {
 
 /** The lines of the drawings below: the run, and the one it is compared with. */
 function linesOf(view, make) {
-  return view.data.series.map((series, number) => ({ ...make(series), colour: number ? view.colours.second : view.colours.accent, dashed: number > 0 }));
+  return view.data.series.map((series, number) => ({
+    ...make(series),
+    colour: number ? view.colours.second : view.colours.accent,
+    dashed: number > 0,
+  }));
 }
 
 export function drawLayer(view, range) {
@@ -29,7 +33,16 @@ export function drawLayer(view, range) {
   const alerts = data.alerts[0].filter(({ metric, layers }) => metric === data.metric && layers.includes(state.layer));
   title.textContent = `Layer ${state.layer} \u00b7 ${data.run.layers[state.layer] || ""}`;
   caption.textContent = `${data.other ? `solid ${data.names[0]}, dashed ${data.names[1]}; ` : ""}other layers grey; ${sayHealthy(data.healthy, data.alerts[0])}${sayBounds(bounds)}`;
-  drawCurve(body, { lines: linesOf(view, (series) => ({ series })), layer: state.layer, range, step: state.step, healthy: data.healthy, bounds, alerts, colours: view.colours });
+  drawCurve(body, {
+    lines: linesOf(view, (series) => ({ series })),
+    layer: state.layer,
+    range,
+    step: state.step,
+    healthy: data.healthy,
+    bounds,
+    alerts,
+    colours: view.colours,
+  });
 }
 
 export function drawHeads(view) {
@@ -41,7 +54,16 @@ export function drawHeads(view) {
   const scale = orderedScale([heads], data.about, state.scale === "whole");
   title.textContent = `Heads of layer ${state.layer} \u00b7 head \u00d7 step`;
   caption.textContent = `${sayKept(heads)}; colour ${describeScale(scale)}`;
-  view.headMap.draw({ series: heads, scale, range: view.range(), middles: heads.middles, marks: [], selection: { step: state.step, row: null }, colours: view.colours, height: heightOf(heads.rows, 280) });
+  view.headMap.draw({
+    series: heads,
+    scale,
+    range: view.range(),
+    middles: heads.middles,
+    marks: [],
+    selection: { step: state.step, row: null },
+    colours: view.colours,
+    height: heightOf(heads.rows, 280),
+  });
 }
 
 export function drawStep(view) {
@@ -49,7 +71,9 @@ export function drawStep(view) {
   const { title, caption, body, element } = view.layout.profile;
   element.hidden = state.step === null || !data.series[0].columns;
   if (element.hidden) return;
-  const profile = (series) => ({ values: Array.from({ length: series.rows }, (_, row) => valueAt(series, columnOf(series, state.step), row)) });
+  const profile = (series) => ({
+    values: Array.from({ length: series.rows }, (_, row) => valueAt(series, columnOf(series, state.step), row)),
+  });
   const column = columnOf(data.series[0], state.step);
   title.textContent = `Depth profile at ${spellSteps(data.series[0].first[column], data.series[0].last[column])}`;
   caption.textContent = `${data.other ? `solid ${data.names[0]}, dashed ${data.names[1]}; ` : ""}layers from first to last; ${sayHealthy(data.healthy, data.alerts[0])}`;

@@ -22,8 +22,17 @@ export function themeColours() {
   const style = getComputedStyle(document.documentElement);
   const colour = (name) => style.getPropertyValue(`--${name}`).trim();
   return {
-    text: colour("text"), soft: colour("soft"), line: colour("line"), panel: colour("panel"), accent: colour("accent"), second: colour("second"),
-    healthy: colour("healthy"), critical: colour("critical"), warning: colour("warning"), info: colour("info"), faint: colour("faint"),
+    text: colour("text"),
+    soft: colour("soft"),
+    line: colour("line"),
+    panel: colour("panel"),
+    accent: colour("accent"),
+    second: colour("second"),
+    healthy: colour("healthy"),
+    critical: colour("critical"),
+    warning: colour("warning"),
+    info: colour("info"),
+    faint: colour("faint"),
   };
 }
 

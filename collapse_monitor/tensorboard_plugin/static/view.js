@@ -20,14 +20,32 @@ export class View {
   constructor(source, place) {
     this.source = source;
     this.place = place;
-    this.state = { run: null, compare: null, mode: "side", metric: null, scale: "most", step: null, layer: null, from: null, to: null, ...place.read() };
-    this.layout = makeLayout({ set: (change) => this.set(change), zoomBy: (factor) => this.zoomBy(factor), zoomOut: () => this.zoom(null, null) });
+    this.state = {
+      run: null,
+      compare: null,
+      mode: "side",
+      metric: null,
+      scale: "most",
+      step: null,
+      layer: null,
+      from: null,
+      to: null,
+      ...place.read(),
+    };
+    this.layout = makeLayout({
+      set: (change) => this.set(change),
+      zoomBy: (factor) => this.zoomBy(factor),
+      zoomOut: () => this.zoom(null, null),
+    });
     this.element = this.layout.element;
     this.maps = [this.makeMap("first"), this.makeMap("second")];
     this.lane = new AlertLane((alert) => this.showAlert(alert));
     this.headMap = new Heatmap({
-      name: "heads", label: "Heads of the chosen layer over steps",
-      tell: (step, row) => this.tellHead(step, row), choose: (step) => this.choose(step, this.state.layer), zoom: (from, to) => this.zoom(from, to),
+      name: "heads",
+      label: "Heads of the chosen layer over steps",
+      tell: (step, row) => this.tellHead(step, row),
+      choose: (step) => this.choose(step, this.state.layer),
+      zoom: (from, to) => this.zoom(from, to),
     });
     this.layout.maps.append(this.maps[0].element, this.maps[1].element, this.lane.element);
     this.layout.heads.body.append(this.headMap.element);
@@ -49,7 +67,9 @@ export class View {
   set(change) {
     Object.assign(this.state, change);
     this.place.write(this.state);
-    const reload = Object.keys(change).some((name) => ["run", "compare", "metric"].includes(name)) || (this.data?.binned && ("from" in change || "to" in change));
+    const reload =
+      Object.keys(change).some((name) => ["run", "compare", "metric"].includes(name)) ||
+      (this.data?.binned && ("from" in change || "to" in change));
     if (reload) return this.attempt(() => this.load());
     this.draw();
     return "layer" in change ? this.attempt(() => this.loadHeads()) : null;
@@ -85,7 +105,9 @@ export class View {
     const alerts = run.newer ? [] : await this.source.alerts(run.name);
     if (load !== this.loads) return null;
     state.metric = chooseMetric(run, state.metric, alerts);
-    const other = runs.find(({ name }) => name === state.compare && name !== run.name && state.metric in runs.find((found) => found.name === name).metrics);
+    const other = runs.find(
+      ({ name }) => name === state.compare && name !== run.name && state.metric in runs.find((found) => found.name === name).metrics,
+    );
     this.layout.main.hidden = Boolean(run.newer || !state.metric);
     if (this.layout.main.hidden) {
       this.data = null;
@@ -102,15 +124,32 @@ export class View {
     performance.mark("collapse-arrived");
     [...full, ...series].forEach((one) => prepare(one));
     const whole = unite(full.map(extentOf));
-    this.data = { names, run, other, metric: state.metric, about: run.metrics[state.metric], full, series, binned, alerts: [alerts, otherAlerts], whole, heads: null };
+    this.data = {
+      names,
+      run,
+      other,
+      metric: state.metric,
+      about: run.metrics[state.metric],
+      full,
+      series,
+      binned,
+      alerts: [alerts, otherAlerts],
+      whole,
+      heads: null,
+    };
     this.data.healthy = this.healthyRange();
     if (state.step === null && state.layer === null) Object.assign(state, firstLook(series[0], this.data.about, alerts));
     this.data.difference = other ? prepare(differenceOf(series[0], series[1])) : null;
-    this.say(state.compare && !other && state.compare !== run.name ? `Run ${state.compare} has no ${sayMetric(state.metric)} to compare with.` : "");
+    this.say(
+      state.compare && !other && state.compare !== run.name
+        ? `Run ${state.compare} has no ${sayMetric(state.metric)} to compare with.`
+        : "",
+    );
     fillControls(this);
     this.draw();
     // New readings of a running training are no reason to interrupt a listener.
-    if (!quiet || !this.layout.readout.textContent) this.layout.readout.textContent = state.layer === null || state.step === null ? "" : this.tell(0, state.step, state.layer);
+    if (!quiet || !this.layout.readout.textContent)
+      this.layout.readout.textContent = state.layer === null || state.step === null ? "" : this.tell(0, state.step, state.layer);
     performance.measure("collapse-paint", "collapse-arrived");
     this.element.dataset.painted = String(Number(this.element.dataset.painted || 0) + 1);
     return this.loadHeads();
@@ -165,7 +204,8 @@ export class View {
     const { from, to } = this.range();
     const change = { step, layer: row };
     // The chosen step stays in sight.
-    if (step < from || step > to) Object.assign(change, { from: Math.round(step - (to - from) / 2), to: Math.round(step + (to - from) / 2) });
+    if (step < from || step > to)
+      Object.assign(change, { from: Math.round(step - (to - from) / 2), to: Math.round(step + (to - from) / 2) });
     this.set(change);
     if (row !== null) this.layout.readout.textContent = this.tell(0, step, row);
   }
@@ -190,12 +230,18 @@ export class View {
   makeMap(which) {
     const number = which === "first" ? 0 : 1;
     const map = new Heatmap({
-      name: which, label: "Readings by layer and step. Arrow keys choose a cell, plus and minus zoom, n goes to the next alert.",
-      tell: (step, row) => this.tell(number, step, row), choose: (step, row) => this.choose(step, row), zoom: (from, to) => this.zoom(from, to),
+      name: which,
+      label: "Readings by layer and step. Arrow keys choose a cell, plus and minus zoom, n goes to the next alert.",
+      tell: (step, row) => this.tell(number, step, row),
+      choose: (step, row) => this.choose(step, row),
+      zoom: (from, to) => this.zoom(from, to),
       hover: (step) => this.maps.forEach((other) => other !== map && other.point(step)),
     });
     listenToKeys(map.front, () => ({ series: this.data && this.shown(number), step: this.state.step, row: this.state.layer }), {
-      choose: (step, row) => this.choose(step, row), zoomBy: (factor) => this.zoomBy(factor), zoomOut: () => this.zoom(null, null), nextAlert: (direction) => this.nextAlert(direction),
+      choose: (step, row) => this.choose(step, row),
+      zoomBy: (factor) => this.zoomBy(factor),
+      zoomOut: () => this.zoom(null, null),
+      nextAlert: (direction) => this.nextAlert(direction),
     });
     return map;
   }
@@ -231,15 +277,30 @@ export class View {
     this.scale = difference ? differenceScale(data.difference, data.about) : orderedScale(data.series, data.about, state.scale === "whole");
     const range = this.range();
     layout.title.textContent = `${sayMetric(data.metric, data.about)} \u00b7 layer \u00d7 step${difference ? `: ${data.names.join(" minus ")}` : ""}`;
-    layout.kept.textContent = difference ? `${data.difference.kept} steps that both runs kept` : data.names.map((name, number) => `${data.other ? `${name}: ` : ""}${sayKept(data.series[number], this.index.limit)}`).join(" \u00b7 ");
+    layout.kept.textContent = difference
+      ? `${data.difference.kept} steps that both runs kept`
+      : data.names
+          .map((name, number) => `${data.other ? `${name}: ` : ""}${sayKept(data.series[number], this.index.limit)}`)
+          .join(" \u00b7 ");
     drawColours(this);
     const height = heightOf(Math.max(...shown.map(({ rows }) => rows)), shown.length > 1 ? 300 : 440);
     this.maps.forEach((map, number) => {
       map.element.hidden = number >= shown.length;
       if (number >= shown.length) return;
-      const marks = (data.alerts[number] || []).filter(({ state: now, layers }) => now === "firing" && layers.length).map(({ step, layers, severity }) => ({ step, row: layers[0], severity }));
+      const marks = (data.alerts[number] || [])
+        .filter(({ state: now, layers }) => now === "firing" && layers.length)
+        .map(({ step, layers, severity }) => ({ step, row: layers[0], severity }));
       map.element.dataset.run = data.other && !difference ? data.names[number] : "";
-      map.draw({ series: shown[number], scale: this.scale, range, middles: shown[number].middles, marks: difference ? [] : marks, selection: { step: state.step, row: state.layer }, colours: this.colours, height });
+      map.draw({
+        series: shown[number],
+        scale: this.scale,
+        range,
+        middles: shown[number].middles,
+        marks: difference ? [] : marks,
+        selection: { step: state.step, row: state.layer },
+        colours: this.colours,
+        height,
+      });
     });
     this.lane.draw(data.alerts[0], range, this.colours);
     drawLayer(this, range);
