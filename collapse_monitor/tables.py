@@ -47,11 +47,9 @@ def text_table(snapshot: Snapshot, history: Sequence[Snapshot] = ()) -> str:
     return "\n".join([title(snapshot), *map(_line, [*heading, *rows]), *footer(snapshot)])
 
 
-def aligned_cells(
-    snapshot: Snapshot, history: Sequence[Snapshot] = (), columns: Sequence[str] | None = None
-) -> tuple[list[list[str]], list[list[str]]]:
+def aligned_cells(snapshot: Snapshot, history: Sequence[Snapshot] = ()) -> tuple[list[list[str]], list[list[str]]]:
     """The lines of the heading and one row per block, as cells of equal width in each column: number, name, then the metrics."""
-    names = columns_of(snapshot) if columns is None else list(columns)
+    names = _columns(snapshot)
     heading = [[""], ["block"], *(name.rsplit("_", 1) for name in names)]
     trends = [_trend(snapshot, history, name) for name in names]
     cells = [
@@ -67,7 +65,7 @@ def aligned_cells(
 
 def html_table(snapshot: Snapshot) -> str:
     """The same as HTML. Names of modules and metrics are escaped."""
-    heading = "".join(f"<th>{_escaped(' '.join(name.split('_')))}</th>" for name in ("", "block", *columns_of(snapshot)))
+    heading = "".join(f"<th>{_escaped(' '.join(name.split('_')))}</th>" for name in ("", "block", *_columns(snapshot)))
     rows = "".join(f"<tr>{''.join(f'<td>{_escaped(cell.strip())}</td>' for cell in row)}</tr>" for row in aligned_cells(snapshot)[1])
     below = "".join(f"<div>{_escaped(line)}</div>" for line in footer(snapshot))
     caption = f"<caption>{_escaped(title(snapshot))}</caption>"
@@ -94,7 +92,7 @@ def title(snapshot: Snapshot) -> str:
     return f"step {snapshot.step}{' (separate forward)' if snapshot.source == 'probe' else ''}{context}"
 
 
-def columns_of(snapshot: Snapshot) -> list[str]:
+def _columns(snapshot: Snapshot) -> list[str]:
     """Those of `COLUMNS` that the snapshot has."""
     return [name for name in COLUMNS if name in snapshot.metrics]
 

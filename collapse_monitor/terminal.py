@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from collapse_monitor.records import Alert, Finding, Severity, Snapshot
-from collapse_monitor.tables import aligned_cells, columns_of, footer, title
+from collapse_monitor.tables import aligned_cells, footer, title
 
 STYLES: Mapping[Severity, str] = {Severity.INFO: "cyan", Severity.WARNING: "yellow", Severity.CRITICAL: "bold red"}
 
@@ -31,13 +31,13 @@ def coloured_table(
         layers: the blocks to show; None: all.
     """
     severities = worst_by_layer(alerts)
-    names = _fitting(snapshot, history, width)
-    heading, rows = aligned_cells(snapshot, history, names)
+    heading, rows = aligned_cells(snapshot, history)
+    most = _fitting(heading[0], width)
     shown = range(len(rows)) if layers is None else layers
-    lines = [Text(title(snapshot), style="bold"), *(Text(_line(cells), style="bold") for cells in heading)]
+    lines = [Text(title(snapshot), style="bold"), *(Text(_line(cells[:most]), style="bold") for cells in heading)]
     for layer in shown:
         severity = severities.get(layer)
-        lines.append(Text(_line(rows[layer]), style=STYLES[severity] if severity else ""))
+        lines.append(Text(_line(rows[layer][:most]), style=STYLES[severity] if severity else ""))
     lines.extend(Text(line, style="dim") for line in footer(snapshot))
     text = Text("\n").join(lines)
     text.no_wrap = width is not None
@@ -65,11 +65,9 @@ def _line(cells: Sequence[str]) -> str:
     return " ".join(cells).rstrip()
 
 
-def _fitting(snapshot: Snapshot, history: Sequence[Snapshot], width: int | None) -> list[str]:
-    names = columns_of(snapshot)
-    while width is not None and len(names) > 1:
-        heading, rows = aligned_cells(snapshot, history, names)
-        if max(sum(map(len, cells)) + len(cells) - 1 for cells in [*heading, *rows]) <= width:
-            break
-        names.pop()
-    return names
+def _fitting(cells: Sequence[str], width: int | None) -> int:
+    """How many columns fit: number and name, at least one metric, and as many more as there is room for."""
+    most = len(cells)
+    while width is not None and most > 3 and sum(map(len, cells[:most])) + most - 1 > width:
+        most -= 1
+    return most

@@ -21,7 +21,7 @@ except ImportError as error:
     raise ImportError("LiveSink needs rich, which is not installed: pip install rich") from error
 
 FASTEST = 2.0
-"""Frames per second. One takes some 20 ms, of the training's own time."""
+"""Frames per second. One takes some 10 ms, of the training's own time."""
 
 _PLAIN_LINES = 5
 

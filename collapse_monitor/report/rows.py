@@ -74,8 +74,8 @@ def _readings(run: Run, metric: str, heads: bool) -> Iterator[tuple[int, Any, st
     """Step, layer, name, head and value; no head where readings are of layers, no layer for attention outside all blocks."""
     if not heads:
         for step, row in zip(run.steps.tolist(), run.series(metric).tolist(), strict=True):
-            for layer, value in enumerate(row):
-                yield step, layer, run.layers[layer] if layer < len(run.layers) else "", "", value
+            for block, value in enumerate(row):
+                yield step, block, run.layers[block] if block < len(run.layers) else "", "", value
         return
     steps, values = run.logged_heads(metric)
     for step, sites in zip(steps.tolist(), values.tolist(), strict=True):
