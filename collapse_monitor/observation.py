@@ -20,6 +20,10 @@ Key = tuple[object, ...]
 """Address of an execution within one forward. Equal between windows as long as the model runs the same way."""
 
 
+ROW_READS: tuple[Reads, ...] = ("attention", "logits", "attention_pair", "attention_batch")
+"""What is read from the rows of an attention."""
+
+
 @dataclass(slots=True, eq=False)
 class TokenSample:
     """Some tokens of some sequences at one point of the residual stream, in the dtype the model used.
@@ -75,6 +79,9 @@ class WeightObservation:
 
 class Receiver(Protocol):
     """Takes observations as they are made. Called with gradients and autocast off; must not keep an attention's tensors."""
+
+    def asks(self, *reads: Reads) -> bool:
+        """Whether one of these is read by any metric: what nobody reads need not be worked out."""
 
     def attention(self, key: Key, observation: AttentionObservation) -> None:
         """One attention execution: reduce it to scalars per head now."""

@@ -24,7 +24,7 @@ from collapse_monitor.capture.rows.mha import transparent_multi_head_attention
 from collapse_monitor.capture.rows.softmax import softmax_rows
 from collapse_monitor.capture.sampling import Chunk, Layout, Sampler, as_added
 from collapse_monitor.capture.tensors import at_path, is_sampled, leaves
-from collapse_monitor.observation import AttentionObservation, BlockObservation, Key, Receiver, TokenSample
+from collapse_monitor.observation import ROW_READS, AttentionObservation, BlockObservation, Key, Receiver, TokenSample
 from collapse_monitor.records import Site
 
 _Call = tuple[str, int]  # name of a module and the number of its call
@@ -87,7 +87,7 @@ class Listening(Reader, TorchFunctionMode):
             if operand is not None:
                 place, side = operand
                 self._operations[_address(place)].append(self._operand(plan.key, role, place, side))
-        if plan.branch is not None:
+        if plan.branch is not None and self.receiver.asks("branch"):
             place, side, _, layout = plan.branch
             self._operations[_address(place)].append(self._joined(plan.key, side, layout))
 
@@ -229,13 +229,18 @@ class Listening(Reader, TorchFunctionMode):
     def _mapped(self, plan: AttentionPlan, chunk: Chunk | None) -> Action:
         sampler = self.sampler if chunk is None else self.sampler.of_chunk(chunk)
         watched = chunk is None or chunk.start == 0
+        asked = self.receiver.asks(*ROW_READS)
         read = chunk is None or bool(sampler.rows_of_chunk(chunk.length))
 
         def action(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-            if plan.how in HIDDEN:
-                call = fused_call(plan.how, args, kwargs, self.sampler)
-                for role, source in zip("qv", call.sources if watched else (), strict=watched):
+            call = fused_call(plan.how, args, kwargs, self.sampler) if plan.how in HIDDEN else None
+            if call is not None and watched:
+                for role, source in zip("qv", call.sources, strict=True):
                     self._operand_of(plan.key, role, source, plan.maps[0])
+            if not asked:
+                self.heard.add(plan.key)
+                return
+            if call is not None:
                 if call.unreadable:
                     self.refused[plan.key] = call.unreadable
                 if call.unreadable or not read or not self.readable(call.query, plan.key):

@@ -19,8 +19,8 @@ from collapse_monitor.measure.precision import undisturbed
 from collapse_monitor.measure.scalars import ScalarEvaluation
 from collapse_monitor.measure.stack import reason_against_sample
 from collapse_monitor.measure.weights import WeightEvaluation
-from collapse_monitor.metrics import Metric
-from collapse_monitor.observation import AttentionObservation, BlockObservation, Key, WeightObservation, reason_against
+from collapse_monitor.metrics import Metric, Reads
+from collapse_monitor.observation import ROW_READS, AttentionObservation, BlockObservation, Key, WeightObservation, reason_against
 from collapse_monitor.records import Site
 
 
@@ -54,6 +54,10 @@ class Window:
     def faults(self) -> list[tuple[str, BaseException]]:
         """What a metric, or the measuring itself, raised: the first exception under each name."""
         return self._faults.raised
+
+    def asks(self, *reads: Reads) -> bool:
+        """Whether any metric reads one of these."""
+        return self._demand.asks(*reads)
 
     def attention(self, key: Key, obs: AttentionObservation) -> None:
         """Reduce the rows of one attention to numbers per row and head, now."""
@@ -158,10 +162,14 @@ class Window:
             tuple(notes),
             source,
             dict(context or {}),
-            frozenset(key for kind, key in self._heard if kind in ("attention", "block")),
+            frozenset(key for kind, key in self._heard if kind in ("attention", "block")) | self._unread(sites),
             self._refused,
         )
         return Pending(outline, self._demand, self._faults, parcel, self._evaluation, self._attention, self._scalars, self._weights)
+
+    def _unread(self, sites: Mapping[Key, Site]) -> frozenset[Key]:
+        """Attentions whose rows nobody asked for: that none came does not mean that they were not called."""
+        return frozenset() if self.asks(*ROW_READS) else frozenset(key for key, site in sites.items() if site.kind == "attention")
 
     def _first(self, kind: str, key: Key) -> bool:
         """Recomputation and accumulation fire again: the first time counts."""

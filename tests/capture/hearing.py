@@ -31,6 +31,10 @@ class Heard:
     names: dict[tuple[str, str], Key] = field(default_factory=dict)
     faults: list[tuple[str, BaseException]] = field(default_factory=list)
     output: Any = None
+    reads: frozenset[str] | None = None  # None: everything
+
+    def asks(self, *reads: str) -> bool:
+        return self.reads is None or bool(self.reads & set(reads))
 
     def attention(self, key: Key, observation: AttentionObservation) -> None:
         assert key not in self.attention_of, "one observation per attention"
