@@ -160,15 +160,22 @@ def _plain(text: str) -> str:
 
 
 def describe(metric: str) -> dict[str, Any]:
-    """Unit, range and the end that means collapse, as they go into the log; nothing is known of metrics that are not built in.
+    """Meaning, unit, range and the end that means collapse, as they go into the log; of metrics that are not built in the name.
 
-    >>> describe("token_similarity")
-    {'metric': 'token_similarity', 'unit': '', 'range': [-1, 1], 'collapse': 'high'}
+    >>> describe("stable_rank")["meaning"], describe("stable_rank")["range"], describe("stable_rank")["collapse"]
+    ('Squared Frobenius norm over squared spectral norm', [1, None], 'low')
     """
     from collapse_monitor.metrics import DEFAULT_METRICS
 
     for known in DEFAULT_METRICS:
         if known.name == metric:
             bounds = [bound if math.isfinite(bound) else None for bound in known.range]
-            return {"metric": metric, "unit": known.unit, "range": bounds, "collapse": known.collapse}
-    return {"metric": metric, "unit": "", "range": [None, None], "collapse": None}
+            meaning = _meaning(known.compute.__doc__ or "")
+            return {"metric": metric, "meaning": meaning, "unit": known.unit, "range": bounds, "collapse": known.collapse}
+    return {"metric": metric, "meaning": "", "unit": "", "range": [None, None], "collapse": None}
+
+
+def _meaning(docstring: str) -> str:
+    """The words of the first line in front of its formula."""
+    words = docstring.partition("\n")[0].partition(":")[0].rstrip(".").replace("`", "")
+    return "" if "$" in words else words

@@ -30,7 +30,7 @@ class Run:
         layers: names of the blocks in order of entry.
         sites: names of the attention sites in order of entry.
         alerts: all alerts, oldest first.
-        about: per metric its unit, range and the end that means collapse, where the log says so.
+        about: per metric its meaning, unit, range and the end that means collapse, where the log says so.
         site_layers: per attention site the layer it runs in; None outside all blocks.
     """
 
@@ -145,8 +145,11 @@ def read_runs(path: str | os.PathLike[str]) -> tuple[Run, ...]:
     for file in [path] if path.is_file() else sorted(path.rglob("*tfevents*")):
         runs.setdefault(file.parent, []).append(file)
     found = [run for folder, files in sorted(runs.items()) if (run := _read_folder(folder, files)) is not None]
-    if not found and path.is_dir():
-        found = [_read_jsonl(file) for file in sorted(path.rglob("*.jsonl")) if _is_ours(file)]
+    if path.is_dir():
+        # JSON lines in the folder of a run, or below it, say the same once more.
+        folders = {run.path for run in found}
+        lines = [file for file in sorted(path.rglob("*.jsonl")) if folders.isdisjoint(file.parents) and _is_ours(file)]
+        found = sorted([*found, *map(_read_jsonl, lines)], key=lambda run: run.path)
     if not found:
         raise FileNotFoundError(f"{path}: nothing written by collapse_monitor in it")
     return tuple(found)
@@ -223,7 +226,9 @@ class _Collected:
         for kind in self._names:
             if about.get(kind):
                 self._names[kind] = tuple(about[kind])
-        self._about.setdefault(metric, {}).update({key: value for key, value in about.items() if key in ("unit", "range", "collapse")})
+        self._about.setdefault(metric, {}).update(
+            {key: value for key, value in about.items() if key in ("meaning", "unit", "range", "collapse")}
+        )
 
     def run(self, path: Path) -> Run:
         return Run(

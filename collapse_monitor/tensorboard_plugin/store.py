@@ -103,7 +103,7 @@ def _describe(name: str, tags: Any) -> dict[str, Any]:
         if "metric" not in content or content.get("kind") == RANGE:
             continue
         about = metrics.setdefault(content["metric"], {"heads": False, "layers": False})
-        about.update({key: content.get(key) for key in ("unit", "range", "collapse")})
+        about.update({key: content.get(key) for key in ("meaning", "unit", "range", "collapse")})
         about["heads"] |= "sites" in content
         about["layers"] |= "layers" in content
         layers = content.get("layers") or layers

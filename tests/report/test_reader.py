@@ -62,7 +62,12 @@ def test_what_was_written_is_read(kind: str, tmp_path: Path) -> None:
 
 def test_what_a_metric_is(tmp_path: Path) -> None:
     run = read(log_to("tensorboard", tmp_path, course(range(2))))
-    assert run.about["effective_rank"] == {"unit": "directions", "range": [1, None], "collapse": "low"}
+    assert run.about["effective_rank"] == {
+        "meaning": "Exponential of the entropy of the singular values",
+        "unit": "directions",
+        "range": [1, None],
+        "collapse": "low",
+    }
 
 
 @pytest.mark.parametrize("kind", ["tensorboard", "jsonl"])
@@ -235,3 +240,26 @@ def test_reading_is_several_times_faster_than_tensorboards_own_reader(tmp_path: 
         theirs.append(time.thread_time() - started)
     assert len(run.steps) == len(tensors(log, dense_tag("effective_rank"))) == 600
     assert min(ours) < min(theirs) / 3
+
+
+def test_json_lines_beside_event_files_are_the_same_run_and_elsewhere_another(tmp_path: Path) -> None:
+    log_to("tensorboard", tmp_path / "both", course(range(3)))
+    log_to("jsonl", tmp_path / "both" / "collapse", course(range(3)))
+    log_to("jsonl", tmp_path / "lines", course(range(2)))
+    assert [run.path for run in read_runs(tmp_path)] == [tmp_path / "both", tmp_path / "lines" / "log.jsonl"]
+    assert read(tmp_path / "both").path == tmp_path / "both"
+
+
+@pytest.mark.parametrize("kind", ["tensorboard", "jsonl"])
+def test_the_unit_of_a_metric(kind: str, tmp_path: Path) -> None:
+    run = read(log_to(kind, tmp_path, course(range(2))))
+    assert [run.unit(metric) for metric in ("effective_rank", "token_similarity", "max_logit")] == ["directions", "", "nats"]
+
+
+def test_noughts_in_a_record_end_the_log_there(tmp_path: Path) -> None:
+    """As a crash of the machine leaves them: the file has its length, the data was never written."""
+    log_to("tensorboard", tmp_path, course(range(6)))
+    (file,) = tmp_path.iterdir()
+    data = file.read_bytes()
+    file.write_bytes(data[: len(data) // 2] + bytes(len(data) // 2))
+    assert 0 < len(read(tmp_path).steps) < 6

@@ -59,6 +59,7 @@ def test_a_tag_says_what_it_is(tmp_path: Path) -> None:
     assert content(log, DENSE) == {
         "v": 1,
         "metric": "token_similarity",
+        "meaning": "Mean cosine between all pairs of distinct tokens",
         "unit": "",
         "range": [-1, 1],
         "collapse": "high",

@@ -112,6 +112,7 @@ def test_the_tab_appears_and_draws_a_real_training(browser: Any, address: str, c
     said = text_of(browser, ".colours")
     assert "the high end is collapse" in said
     assert "towards collapse" in said
+    assert text_of(browser, ".meaning") == "Mean cosine between all pairs of distinct tokens"
 
 
 def test_pointing_at_a_cell_reads_the_value_that_was_measured(browser: Any, address: str, collapsing: Run) -> None:
@@ -291,6 +292,18 @@ def test_a_narrow_window_scrolls_in_one_direction_only(browser: Any, address: st
     finally:
         browser.switch_to.default_content()
         browser.set_window_size(size["width"], size["height"])
+
+
+def test_the_slow_loader_behind_a_path(browser: Any, logdir: Path, package: Path, tmp_path: Path) -> None:
+    with serve(logdir, package, tmp_path / "log", "--load_fast=false", "--path_prefix=/behind/a/proxy") as address:
+        index_of(address, {"collapsing", "healthy"})
+        open_tab(browser, address, link(run="collapsing", metric="token_similarity", step=50, layer=2))
+        reload = "document.dispatchEvent(new Event('visibilitychange'))"  # as when somebody comes back to look
+        wait(browser, f"{reload}; return document.querySelector('.kept').textContent.startsWith('60 steps kept')")
+        assert len(colours(browser, ".heatmap .picture")) > 30
+        assert text_of(browser, ".curve h3").startswith("Layer 2")
+        browser.switch_to.default_content()
+        browser.get("about:blank")
 
 
 def test_the_maps_keep_their_order_in_grey(browser: Any, address: str) -> None:

@@ -113,7 +113,7 @@ def _heads(name: str, run: Run) -> Iterator[Block]:
 
 
 def _plain(about: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: about.get(key) for key in ("unit", "range", "collapse")}
+    return {key: about.get(key) for key in ("meaning", "unit", "range", "collapse")}
 
 
 def _owner(run: Run, site: int) -> int:

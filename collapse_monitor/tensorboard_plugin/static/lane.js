@@ -5,6 +5,7 @@ import { make } from "./dom.js";
 
 const HEIGHT = 40;
 const REACH = 12;
+const WIDTH = 10;
 
 export class AlertLane {
   constructor(choose) {
@@ -31,7 +32,8 @@ export class AlertLane {
     context.fillText("alerts", MARGIN.left - 6, floor - 6);
     context.fillStyle = colours.line;
     context.fillRect(plot.left, floor, plot.width, 1);
-    for (const severity of ["info", "warning", "critical"]) {
+    this.taken = new Map();
+    for (const severity of ["critical", "warning", "info"]) {
       for (const alert of this.alerts.filter((candidate) => candidate.severity === severity))
         this.drawAlert(context, alert, floor, colours);
     }
@@ -42,7 +44,10 @@ export class AlertLane {
   }
 
   drawAlert(context, alert, floor, colours) {
-    const x = this.xOf(alert.step);
+    // Alerts of one step stand side by side, the gravest at its step.
+    const place = Math.round(this.xOf(alert.step));
+    const x = place + WIDTH * (this.taken.get(place) || 0);
+    this.taken.set(place, (this.taken.get(place) || 0) + 1);
     context.fillStyle = context.strokeStyle = colours[alert.severity] || colours.info;
     if (alert.state !== "firing") {
       context.strokeRect(x - 3, floor - 8, 6, 6); // over, or no data: hollow

@@ -29,6 +29,7 @@ export function makeLayout(act) {
 
   const message = make("p", { className: "message", role: "status", hidden: true });
   const title = make("h2", {});
+  const meaning = make("p", { className: "meaning" });
   const kept = make("p", { className: "soft kept" });
   const bar = make("canvas", { className: "bar", role: "img" });
   const ends = [make("span", {}), make("span", {})];
@@ -36,7 +37,7 @@ export function makeLayout(act) {
   const colourBar = make("div", { className: "colours" }, ends[0], bar, ends[1], barText);
   const maps = make("div", { className: "maps" });
   const readout = make("p", { className: "readout", role: "status", "aria-live": "polite" });
-  const heat = make("section", { className: "panel", "aria-label": "Layers over steps" }, title, kept, colourBar, maps, readout);
+  const heat = make("section", { className: "panel", "aria-label": "Layers over steps" }, title, meaning, kept, colourBar, maps, readout);
   const curve = drawing("curve", "The chosen layer over steps");
   const heads = drawing("heads", "Heads of the chosen layer over steps", make("div", { className: "maps" }));
   const profile = drawing("profile", "The chosen step over depth");
@@ -54,6 +55,7 @@ export function makeLayout(act) {
     metric,
     scale,
     title,
+    meaning,
     kept,
     bar,
     ends,

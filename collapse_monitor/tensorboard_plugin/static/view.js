@@ -277,6 +277,7 @@ export class View {
     this.scale = difference ? differenceScale(data.difference, data.about) : orderedScale(data.series, data.about, state.scale === "whole");
     const range = this.range();
     layout.title.textContent = `${sayMetric(data.metric, data.about)} \u00b7 layer \u00d7 step${difference ? `: ${data.names.join(" minus ")}` : ""}`;
+    layout.meaning.textContent = data.about.meaning || "";
     layout.kept.textContent = difference
       ? `${data.difference.kept} steps that both runs kept`
       : data.names

@@ -101,6 +101,7 @@ def test_the_readings_are_those_of_the_log(tmp_path: Path) -> None:
     index = json.loads(page.scripts["index"])
     assert index["runs"][0]["layers"] == [f"blocks.{layer}" for layer in range(4)]
     assert index["runs"][0]["metrics"]["token_similarity"] == {
+        "meaning": "Mean cosine between all pairs of distinct tokens",
         "unit": "",
         "range": [-1, 1],
         "collapse": "high",
