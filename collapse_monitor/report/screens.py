@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Protocol
 
@@ -100,9 +101,10 @@ class Region:
         self._live.update(frame, refresh=True)
 
     def close(self, frame: Text | None) -> None:
-        self._end()
-        if frame is not None:
-            self.console.print(frame, highlight=False)
+        with _undisturbed(self.console):
+            self._end()
+            if frame is not None:
+                self.console.print(frame, highlight=False)
 
 
 class BelowBars:
@@ -176,7 +178,17 @@ def _write_above(file: Any, line: str) -> None:
 
 
 def _printer(console: Console) -> Callable[[str], None]:
-    return partial(console.print, highlight=False, markup=False)
+    def show(line: str) -> None:
+        with _undisturbed(console):
+            console.print(line, highlight=False, markup=False)
+
+    return show
+
+
+def _undisturbed(console: Console) -> AbstractContextManager[Any]:
+    """While this is open the thread that redraws a progress bar waits: what it drew in between would be in another place than it thinks."""
+    stack = console._live_stack
+    return stack[0]._lock if stack else nullcontext()
 
 
 def _in_turn(*actions: Callable[[], None]) -> None:

@@ -11,6 +11,7 @@ import pytest
 from collapse_monitor import LiveSink
 from collapse_monitor.report.above import redirect_logs
 from collapse_monitor.report.live import plain_lines, worst_layers
+from tests.integrations.lit import PACKAGES
 from tests.screen import ROOT, seen
 from tests.synthetic import make_alert, make_snapshot
 
@@ -72,6 +73,68 @@ def test_it_shares_the_terminal_with_lightning(bar: str, bars: int) -> None:
     assert count(lines, "0 net.blocks.0 ") == count(lines, "1 net.blocks.1 ") == 1
     assert count(lines, "CRITICAL fault (critical) in layer 0") == 1
     assert lines[-1] == "after"
+
+
+AGAIN = """
+import warnings
+warnings.simplefilter("ignore")
+import rich
+from rich.progress import track
+import PACKAGE as pl
+from PACKAGE.callbacks import RichProgressBar, TQDMProgressBar
+import collapse_monitor as cm
+from tests.integrations.lit import loader, module
+
+class Boom(pl.Callback):
+    def on_train_batch_end(self, trainer, *_):
+        if trainer.global_step == 3:
+            raise RuntimeError("boom")
+
+watch, bar = cm.CollapseCallback(every=1, budget=None, on_error="raise", sinks=["collapse_monitor.LiveSink"]), BAR
+options = dict(max_epochs=1, logger=False, enable_checkpointing=False, enable_model_summary=False, accelerator="cpu", log_every_n_steps=1)
+trainer, lit = pl.Trainer(callbacks=[watch, bar], **options), module(pl)
+trainer.fit(lit, loader(8), loader(2))
+trainer.validate(lit, loader(2), verbose=False)
+list(track(range(3), "mine"))
+try:
+    pl.Trainer(callbacks=[watch, bar, Boom()], **options).fit(module(pl), loader(8), loader(2))
+except RuntimeError:
+    assert rich.get_console()._live_stack == []
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("bar", ["RichProgressBar()", "TQDMProgressBar()"])
+def test_it_can_be_used_again_and_gives_the_terminal_back(bar: str, package: str) -> None:
+    lines, _ = seen(AGAIN.replace("PACKAGE", package).replace("BAR", bar))
+    assert [line.split(",")[0] for line in lines if line.startswith("step ")] == ["step 7", "step 2"]
+    assert count(lines, "similarity") == 2
+    assert count(lines, "Validation") == 1
+    assert count(lines, "mine ━━━") == 1
+    assert count(lines, "100% 0:00:00") == 1
+
+
+def test_the_thread_of_a_progress_bar_leaves_no_frame_behind() -> None:
+    """Bars that are redrawn by a thread, as fast as it can, while frames, log lines and the last frame are written."""
+    lines, _ = seen("""
+import logging, sys
+from rich.progress import Progress
+import collapse_monitor as cm
+from tests.synthetic import make_snapshot
+sys.setswitchinterval(1e-5)
+for run in range(30):
+    with Progress(refresh_per_second=300) as progress:
+        task, sink = progress.add_task("bar", total=5), cm.LiveSink()
+        for step in range(5):
+            sink.write(make_snapshot(step), [])
+            progress.advance(task)
+            logging.getLogger("somebody").warning("logged")
+        sink.close()
+""")
+    assert count(lines, "step ") == count(lines, "step 4") == count(lines, "similarity") == 30
+    assert count(lines, "logged") == 150
+    assert count(lines, "bar ━━━") == 30
 
 
 def test_alone_what_the_program_prints_stands_above() -> None:
