@@ -226,7 +226,7 @@ def test_alerts_are_listed_with_evidence_and_remedies(browser: Any, address: str
         "return [...document.querySelectorAll('.alert')].filter(e => e.textContent.includes('rank collapse')).pop()"
     )
     entry.find_element(By.TAG_NAME, "summary").click()
-    said = entry.text
+    said = wait(browser, "return arguments[0].querySelector('h4') && arguments[0].innerText", entry)
     assert grave.message in said
     assert grave.finding is not None
     for sentence in (*grave.finding.remedies, *grave.finding.causes):
@@ -245,6 +245,29 @@ def test_dark_mode_follows_tensorboard(browser: Any, address: str) -> None:
     browser.execute_script("parent.document.body.classList.remove('dark-mode')")
     wait(browser, "return document.documentElement.dataset.theme === 'light'")
     assert browser.execute_script(brightness) > 600
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_text_stands_out_from_what_it_stands_on(browser: Any, address: str, theme: str) -> None:
+    """WCAG 2.1: a contrast of 4.5 for text, 3 for lines."""
+    open_tab(browser, address, link(run="collapsing"), query="?darkMode=true" if theme == "dark" else "")
+    wait(browser, f"return document.documentElement.dataset.theme === '{theme}'")
+    read_colour = "return getComputedStyle(document.documentElement).getPropertyValue('--' + arguments[0]).trim()"
+
+    def luminance(name: str) -> float:
+        text = browser.execute_script(read_colour, name).lstrip("#")
+        digits = text if len(text) == 6 else "".join(2 * digit for digit in text)
+        parts = np.array([int(digits[at : at + 2], 16) for at in (0, 2, 4)]) / 255
+        return float(np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4) @ [0.2126, 0.7152, 0.0722])
+
+    def contrast(name: str, ground: str) -> float:
+        low, high = sorted((luminance(name), luminance(ground)))
+        return (high + 0.05) / (low + 0.05)
+
+    for ground in ("page", "panel"):
+        assert min(contrast(name, ground) for name in ("text", "soft")) >= 4.5
+        assert min(contrast(name, ground) for name in ("accent", "second", "critical", "warning", "info", "focus", "faint")) >= 3
+    assert contrast("text", "chosen") >= 4.5
 
 
 def test_a_deep_link_survives_reloading_and_other_tabs(browser: Any, address: str) -> None:

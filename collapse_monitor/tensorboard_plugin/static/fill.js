@@ -64,8 +64,10 @@ function fillAlerts(view) {
   const { list, count } = view.layout;
   count.textContent = `Alerts (${alerts.length})`;
   const content = JSON.stringify([view.state.run, alerts]);
-  if (content === view.listed) return; // an entry that is open stays open
+  if (content === view.listed) return;
   view.listed = content;
   view.shownAlert = undefined;
+  const open = new Set([...list.querySelectorAll("details[open]")].map(({ dataset }) => dataset.key));
   list.replaceChildren(...listAlerts(alerts, (alert) => view.showAlert(alert)));
+  for (const details of list.querySelectorAll("details")) details.open = open.has(details.dataset.key); // what was open stays open
 }

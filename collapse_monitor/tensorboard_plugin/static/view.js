@@ -52,7 +52,7 @@ export class View {
     this.loads = 0;
     this.data = null;
     place.onChange(() => this.follow());
-    new ResizeObserver(() => this.draw()).observe(this.layout.main);
+    new ResizeObserver(() => this.resize()).observe(this.layout.main);
     window.matchMedia(WIDE).addEventListener("change", () => fillControls(this));
   }
 
@@ -138,6 +138,7 @@ export class View {
       heads: null,
     };
     this.data.healthy = this.healthyRange();
+    if (state.layer !== null && state.layer >= series[0].rows) state.layer = null; // chosen in a deeper run
     if (state.step === null && state.layer === null) Object.assign(state, firstLook(series[0], this.data.about, alerts));
     this.data.difference = other ? prepare(differenceOf(series[0], series[1])) : null;
     this.say(
@@ -183,6 +184,14 @@ export class View {
     const from = clamp(this.state.from ?? whole.from, whole.from, whole.to);
     const to = clamp(this.state.to ?? whole.to, whole.from, whole.to);
     return to > from ? { from, to } : whole;
+  }
+
+  // Drawings follow the width; their own heights are no reason to draw again.
+  resize() {
+    const width = this.layout.main.clientWidth;
+    if (width === this.width) return;
+    this.width = width;
+    this.draw();
   }
 
   zoom(from, to) {
