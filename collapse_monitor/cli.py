@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from collapse_monitor import __version__
 from collapse_monitor.commands import Command, check, demo, doctor, probe, read, report
 
 COMMANDS: dict[str, Command] = {"report": report, "check": check, "read": read, "doctor": doctor, "probe": probe, "demo": demo}
@@ -34,6 +35,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Which layers of a Transformer have stopped doing work.",
         epilog="collapse-monitor COMMAND --help says more about a command.",
     )
+    parser.add_argument("--version", action="version", version=f"collapse-monitor {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, command in COMMANDS.items():
         one = commands.add_parser(

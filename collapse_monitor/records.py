@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import math
 import os
+import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -128,7 +129,8 @@ class Snapshot:
     def table(self, history: Sequence[Snapshot] = (), alerts: Iterable[Alert | Finding] = ()) -> str:
         """A table, one row per block: what to look at first.
 
-        Where standard output is a terminal the layers that `alerts` name are coloured; everywhere else the text is plain.
+        Where standard output is a terminal the layers that `alerts` name are coloured, and columns that it has no room for are left out;
+        everywhere else the text is plain and whole.
 
         Args:
             history: snapshots from before, for a curve of the last checks beside each number.
@@ -140,7 +142,7 @@ class Snapshot:
             return text_table(self, history)
         from collapse_monitor.terminal import coloured_table, escape_codes
 
-        return escape_codes(coloured_table(self, history, alerts))
+        return escape_codes(coloured_table(self, history, alerts, width=shutil.get_terminal_size().columns))
 
     def _repr_html_(self) -> str:
         from collapse_monitor.tables import html_table

@@ -49,7 +49,7 @@ def text_table(snapshot: Snapshot, history: Sequence[Snapshot] = ()) -> str:
 
 def aligned_cells(snapshot: Snapshot, history: Sequence[Snapshot] = ()) -> tuple[list[list[str]], list[list[str]]]:
     """The lines of the heading and one row per block, as cells of equal width in each column: number, name, then the metrics."""
-    names = _columns(snapshot)
+    names = columns(snapshot)
     heading = [[""], ["block"], *(name.rsplit("_", 1) for name in names)]
     trends = [_trend(snapshot, history, name) for name in names]
     cells = [
@@ -65,7 +65,7 @@ def aligned_cells(snapshot: Snapshot, history: Sequence[Snapshot] = ()) -> tuple
 
 def html_table(snapshot: Snapshot) -> str:
     """The same as HTML. Names of modules and metrics are escaped."""
-    heading = "".join(f"<th>{_escaped(' '.join(name.split('_')))}</th>" for name in ("", "block", *_columns(snapshot)))
+    heading = "".join(f"<th>{_escaped(' '.join(name.split('_')))}</th>" for name in ("", "block", *columns(snapshot)))
     rows = "".join(f"<tr>{''.join(f'<td>{_escaped(cell.strip())}</td>' for cell in row)}</tr>" for row in aligned_cells(snapshot)[1])
     below = "".join(f"<div>{_escaped(line)}</div>" for line in footer(snapshot))
     caption = f"<caption>{_escaped(title(snapshot))}</caption>"
@@ -74,11 +74,11 @@ def html_table(snapshot: Snapshot) -> str:
 
 def compare_text(left: Snapshot, right: Snapshot, titles: tuple[str, str] = ("left", "right")) -> str:
     """Two runs of one model beside each other: per metric the column of the left one, then that of the right one."""
-    columns = [name for name in COLUMNS if name in left.metrics and name in right.metrics]
+    names = [name for name in COLUMNS if name in left.metrics and name in right.metrics]
     if len(left.block_sites) != len(right.block_sites):
         return f"{titles[0]}\n{text_table(left)}\n\n{titles[1]}\n{text_table(right)}"
-    heading = [[""], ["block"], *([*name.rsplit("_", 1), title] for name in columns for title in titles)]
-    pairs = [(_column(left, name), _column(right, name)) for name in columns]
+    heading = [[""], ["block"], *([*name.rsplit("_", 1), title] for name in names for title in titles)]
+    pairs = [(_column(left, name), _column(right, name)) for name in names]
     rows = [
         [str(index), _short(site.name), *(side[index] for pair in pairs for side in pair)] for index, site in enumerate(left.block_sites)
     ]
@@ -92,7 +92,7 @@ def title(snapshot: Snapshot) -> str:
     return f"step {snapshot.step}{' (separate forward)' if snapshot.source == 'probe' else ''}{context}"
 
 
-def _columns(snapshot: Snapshot) -> list[str]:
+def columns(snapshot: Snapshot) -> list[str]:
     """Those of `COLUMNS` that the snapshot has."""
     return [name for name in COLUMNS if name in snapshot.metrics]
 

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from collapse_monitor.records import Alert, Finding, Severity, Snapshot
-from collapse_monitor.tables import aligned_cells, footer, title
+from collapse_monitor.tables import aligned_cells, columns, footer, title
 
 STYLES: Mapping[Severity, str] = {Severity.INFO: "cyan", Severity.WARNING: "yellow", Severity.CRITICAL: "bold red"}
 
@@ -27,7 +27,7 @@ def coloured_table(
         snapshot: what is shown.
         history: snapshots before it, for the curves.
         alerts: what is wrong, as far as it is known.
-        width: columns that would not fit are left out.
+        width: columns that would not fit are left out, and named.
         layers: the blocks to show; None: all.
     """
     severities = worst_by_layer(alerts)
@@ -38,6 +38,9 @@ def coloured_table(
     for layer in shown:
         severity = severities.get(layer)
         lines.append(Text(_line(rows[layer][:most]), style=STYLES[severity] if severity else ""))
+    left_out = columns(snapshot)[max(0, most - 2) :]
+    if left_out:
+        lines.append(Text(f"no room for {', '.join(left_out)}", style="dim"))
     lines.extend(Text(line, style="dim") for line in footer(snapshot))
     text = Text("\n").join(lines)
     text.no_wrap = width is not None

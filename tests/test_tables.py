@@ -155,3 +155,11 @@ def test_in_colour_on_a_terminal() -> None:
     assert [line.partition("blocks.")[2][0] for line in coloured] == ["1", "2"]
     assert "\x1b[1;31m" not in seen(code, environment={"NO_COLOR": "1"})[1]
     assert "\x1b" not in seen(code, environment={"TERM": "dumb"})[1]
+
+
+def test_a_narrow_terminal_has_room_for_what_matters_most() -> None:
+    lines, _ = seen("from tests.synthetic import *; print(make_snapshot(9).table([make_snapshot(8)]))", columns=80)
+    assert max(map(len, lines)) <= 80
+    assert lines[1].split() == ["effective", "token", "relative"]
+    assert [line.split()[-1] for line in lines[3:7]] == ["▁▁"] * 4
+    assert lines[7] == "no room for attention_uniformity, max_logit"

@@ -92,7 +92,7 @@ class LiveSink:
         told = [_cut(Text(f"{alert.severity.upper()} {alert.message}", style=STYLES[alert.severity]), width) for alert in firing[:3]]
         if len(firing) > len(told):
             told.append(Text(f"and {len(firing) - len(told)} more", style="dim"))
-        room = min(self._layers, max(1, height - len(told) - 4))
+        room = min(self._layers, max(1, height - len(told) - 5))
         shown = worst_layers(latest, firing, room)
         frame = coloured_table(replace(latest, tokens=(), notes=()), list(self._recent)[:-1], firing, width=width, layers=shown)
         lines = [_cut(line, width) for line in frame.split("\n")]
