@@ -195,6 +195,35 @@ def assert_values(got: Tensor, truth: Tensor, valid: list[list[int]]) -> None:
         assert not got[b][len(places) :].any(), "neither padding nor a repeated token takes part in a norm"
 
 
+class Convolving(nn.Module):
+    """A block on [batch, feature, row, column] whose mixing of positions is a convolution, or attention over all of them."""
+
+    def __init__(self, attends: bool) -> None:
+        super().__init__()
+        self.mix = nn.Conv2d(DIM, 3 * DIM if attends else DIM, 1 if attends else 3, padding=0 if attends else 1)
+        self.attends, self.wide = attends, nn.Conv2d(DIM, DIM, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed = self.mix(x)
+        if self.attends:
+            q, k, v = mixed.flatten(2).mT.chunk(3, -1)
+            mixed = nn.functional.scaled_dot_product_attention(q, k, v).mT.reshape(x.shape)
+        x = x + mixed
+        return x + self.wide(x)
+
+
+def test_maps_of_rows_and_columns_are_read_before_anything_attends_to_them() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, DIM, 4, 4), nn.Sequential(*(Convolving(attends) for attends in (False, False, True))))
+    image = torch.randn(BATCH, 3, 32, 32)
+    blocks = named(model, ["1.0", "1.1", "1.2"])
+    with calls_of(blocks) as calls:
+        heard = hear(model, (image,), {}, None, (None, None, None))
+    for name in blocks:
+        truth = calls[name][0][2].flatten(2).mT
+        assert torch.equal(heard.sample(name).output.hidden, truth)
+
+
 def test_without_an_addition_there_is_no_branch() -> None:
     case = case_named("pure-plain")
     model = case.model()

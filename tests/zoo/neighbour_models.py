@@ -320,3 +320,85 @@ class GlobalQueries(nn.Module):
 @model(Truth(2, 2, cross=2), hidden(), note="one set of queries for all blocks, made before them")
 def global_queries() -> nn.Module:
     return GlobalQueries()
+
+
+class ThreeFactors(nn.Module):
+    """Weights per head, and one einsum for the map, the values and the output weights together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Parameter(torch.randn(HEADS, DIM, 8) * 0.1) for _ in range(3))
+        self.out, self.norm, self.mlp = nn.Parameter(torch.randn(HEADS, 8, DIM) * 0.1), nn.LayerNorm(DIM), Mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (torch.einsum("btd,hde->bthe", self.norm(x), weight) for weight in (self.query, self.key, self.value))
+        weights = torch.einsum("bthe,bshe->bhts", q, k).mul(8**-0.5).softmax(-1)
+        x = x + torch.einsum("bhts,bshe,hed->btd", weights, v, self.out)
+        return x + self.mlp(x)
+
+
+@model(Truth(3, 3, how=SOFTMAX), hidden(), note="map, values and output weights in one einsum")
+def three_factors() -> nn.Module:
+    return Stack(*(ThreeFactors() for _ in range(3)))
+
+
+class Nearest(nn.Module):
+    """Every point looks at the five nearest ones, picked by a number for the sequence and five positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.keyval, self.out, self.mlp = nn.Linear(DIM, DIM), nn.Linear(DIM, 2 * DIM), nn.Linear(DIM, DIM), Mlp()
+
+    def forward(self, x: Tensor, near: Tensor) -> Tensor:
+        pairs = self.keyval(x)[torch.arange(len(x))[:, None, None], near]
+        k, v = rearrange(pairs, "b n near (two h d) -> two b h n near d", two=2, h=HEADS)
+        q = rearrange(self.query(x), "b n (h d) -> b h n 1 d", h=HEADS)
+        weights = (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1)
+        x = x + self.out(rearrange(weights @ v, "b h n 1 d -> b n (h d)"))
+        return x + self.mlp(x)
+
+
+class Cloud(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.layers = nn.Linear(3, DIM), nn.ModuleList(Nearest() for _ in range(3))
+
+    def forward(self, points: Tensor) -> Tensor:
+        near = torch.cdist(points, points).topk(5, largest=False).indices
+        x = self.enter(points)
+        for layer in self.layers:
+            x = layer(x, near)
+        return x
+
+
+@model(Truth(3, 3, keys=5, how=SOFTMAX), tensors((BATCH, 12, 3)), quick=True, note="the nearest five points of a cloud")
+def nearest_points() -> nn.Module:
+    return Cloud()
+
+
+class Recalling(nn.Module):
+    """A recurrent decoder: after every word its state asks the source once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.source, self.cell = nn.Linear(DIM, DIM), nn.GRU(DIM, DIM, batch_first=True), nn.GRUCell(2 * DIM, DIM)
+        self.key = nn.Linear(DIM, DIM, bias=False)
+
+    def forward(self, source: Tensor, words: Tensor) -> Tensor:
+        memory, state = self.source(self.enter(source))
+        state, context, told = state[0], torch.zeros_like(state[0]), []
+        for word in self.enter(words).unbind(1):
+            state = self.cell(torch.cat([word, context], -1), state)
+            weights = (self.key(memory) @ state[..., None]).squeeze(-1).softmax(-1)
+            context = (weights[:, None] @ memory).squeeze(1)
+            told.append(context)
+        return torch.stack(told, 1)
+
+
+@model(
+    Truth(3, 3, heads=1, queries=1, cross=3, how=SOFTMAX),
+    tensors((BATCH, 12, DIM), (BATCH, 3, DIM)),
+    note="a recurrent decoder asks its source at every step",
+)
+def recurrent_decoder() -> nn.Module:
+    return Recalling()

@@ -99,6 +99,8 @@ def _hybrid_members(names: set[str], sites: list[FoundSite], tree: ModuleTree, r
         attention = sum(tree.weight(name) for name in held)
         weight = sum(tree.weight(child) for child in bearing)
         units = {child for child in others if runs.keeps_shape(child) and tree.children(child)}
+        inline = {tree.class_of(name) for name in held if name in bearing}  # what such a class does else is up to a flag
+        added |= {child for child in units if tree.class_of(child) in inline}
         pure = attention > _PURE_SHARE * max(1, weight)
         if not pure or len(units) > _PARTNERS * len(bearing):
             added |= {child for child in units if tree.weight(child) * len(bearing) >= _HYBRID_SHARE * weight}

@@ -291,6 +291,8 @@ def _query_axis(weights: Value, key_axis: int, labels: tuple[Label, ...]) -> int
     known = next((axis for axis in candidates if any(related(weights.labels[axis], label) for label in labels)), None)
     if known is not None or not labels:
         return known
+    if not any(labels):  # a single query for every sequence, whose axis may be gone
+        return next((axis for axis in candidates if weights.shape[axis] == 1), None)
     adjacent = key_axis - 1
     tokens = [axis for axis in candidates if not is_feature(weights.labels[axis])]
     return adjacent if adjacent in tokens else (tokens[0] if tokens else None)

@@ -168,7 +168,9 @@ def _einsum(call: Call) -> tuple[Product | None, Labels | None]:
     if len(terms) != len(values) or not arrow:
         return None, None
     result = _letters(right_side, len(call.shapes[0]))
-    left, right, one, two = values[0], values[-1], terms[0], terms[-1]
+    data = [index for index, value in enumerate(values) if not value.static]
+    first, second = data[:2] if len(data) > 1 else (0, len(values) - 1)  # of more than two operands those that carry data
+    left, right, one, two = values[first], values[second], terms[first], terms[second]
     both = not left.static and not right.static
     known: dict[str, Label] = {}
     for term, value in sorted(zip(terms, values, strict=True), key=lambda pair: pair[1].static):

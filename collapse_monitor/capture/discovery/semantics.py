@@ -215,10 +215,28 @@ def _indexed(call: Call, source: Value) -> Labels:
             picked = source.labels[axis]
             labels.extend(derived(picked, size) if place == 0 else _cut(picked, size) for place, size in enumerate(item.shape))
             axis += 1
+        elif isinstance(item, Tensor) and item is index[0] and picks == len(index) == 2 and _numbers_each(item, index[1]):
+            places = index[1].shape[1:]  # a number for every sequence and, for each of them, the positions picked from it
+            labels.extend((source.labels[0], derived(source.labels[1], places[0]), *(_cut(source.labels[1], size) for size in places[1:])))
+            labels.extend(source.labels[2:])
+            return fitted(tuple(labels), shape)
         else:
             return _aligned(source, shape)
     labels.extend(source.labels[axis:])
     return fitted(tuple(labels), shape)
+
+
+def _numbers_each(first: Tensor, second: object) -> bool:
+    """Whether two index tensors are a column of sequence numbers and positions within each of these sequences."""
+    if (
+        not isinstance(second, Tensor)
+        or first.dtype == torch.bool
+        or first.is_floating_point()
+        or second.ndim != first.ndim
+        or first.ndim < 2
+    ):
+        return False
+    return first.shape[0] == second.shape[0] and all(size == 1 for size in first.shape[1:])
 
 
 def _cut(label: Label, size: int) -> Label:

@@ -22,6 +22,8 @@ def layout_of(value: Value, attention: Event | None) -> Layout:
         token = token[1:]  # its sequences were packed into one axis for the attention only
     if not feature and token and token[-1] != axes[-1]:
         feature = (axes[-1],)  # an input of the model: its features were not made by a weight
+    if not tokens and len(feature) == 1 and 0 < feature[0] < axes[-1]:
+        token = tuple(axis for axis in axes[1:] if axis not in feature)  # maps of rows and columns before anything attended to them
     if not feature or not token or len(feature) == len(value.shape):
         return default_layout(len(value.shape))
     return Layout(tuple(axis for axis in axes if axis not in feature and axis not in token), token, feature)
