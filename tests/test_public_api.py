@@ -57,3 +57,5 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it() -> None:
     said = _in_a_process_without("lightning", "pytorch_lightning", code="import collapse_monitor as cm; cm.CollapseCallback")
     assert said.startswith("ImportError: ")
     assert "pip install pytorch-lightning" in said.replace("'", "")
+    said = _in_a_process_without("rich", code="import collapse_monitor as cm; cm.LiveSink")
+    assert said == "ImportError: collapse_monitor.LiveSink needs rich, which is not installed: pip install 'rich'"

@@ -9,16 +9,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from rich.console import Console
+from rich.text import Text
+
 from collapse_monitor.records import Alert, Severity, Snapshot
 from collapse_monitor.report.screens import Screen, choose_screen
 from collapse_monitor.tables import COLUMNS, TREND
 from collapse_monitor.terminal import STYLES, coloured_table, worst_by_layer
-
-try:
-    from rich.console import Console
-    from rich.text import Text
-except ImportError as error:
-    raise ImportError("LiveSink needs rich, which is not installed: pip install rich") from error
 
 FASTEST = 2.0
 """Frames per second. One takes some 10 ms, of the training's own time."""
