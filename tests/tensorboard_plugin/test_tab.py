@@ -139,8 +139,16 @@ def test_a_cell_opens_its_layer_its_heads_and_the_depth_profile(browser: Any, ad
     share = ((steps[3] + 1) / (collapsing.steps[-1] + 1), 1.5 / heads.shape[2])
     point(browser, shown(browser, ".heads .front"), *share).perform()
     said = wait(browser, "const t = document.querySelector('.heads .tip:not([hidden])'); return t && t.textContent")
-    assert said.startswith(f"step {steps[3]}, head 1") or "head 1" in said
+    assert said.startswith(f"step {steps[3]}, {collapsing.sites[2]} head 1: ")
     assert numbers_in(said, "uniformity") == pytest.approx(heads[3, 2, 1], rel=1e-3)
+    browser.find_element(By.CSS_SELECTOR, ".heads .front").send_keys(Keys.HOME)
+    assert f"step 0, {collapsing.sites[2]} head 0: attention uniformity" in text_of(browser, ".readout")
+    browser.find_element(By.CSS_SELECTOR, ".heads .front").send_keys(Keys.ARROW_UP, Keys.ARROW_RIGHT)
+    said = text_of(browser, ".readout")
+    assert said.startswith(f"step {steps[1]}, {collapsing.sites[2]} head 1: ")
+    assert numbers_in(said, "uniformity") == pytest.approx(heads[1, 2, 1], rel=1e-3)
+    point(browser, shown(browser, FIRST), *cell_share(collapsing, 50, 2)).click().perform()
+    wait(browser, "return parent.location.hash.includes('step=50')")
     assert "layer=2" in browser.execute_script("return parent.location.hash")
     assert "step=50" in browser.execute_script("return parent.location.hash")
     for canvas in (".curve canvas", ".profile canvas", ".heads .picture"):

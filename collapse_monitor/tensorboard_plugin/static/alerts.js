@@ -22,7 +22,11 @@ function entry(alert, choose) {
   const title = make("span", { className: "rule" }, words(alert.rule));
   const state = alert.state === "firing" ? alert.severity : `${words(alert.state)}`;
   const where = make("span", { className: "soft" }, `${state} \u00b7 ${sayLayers(alert.layers)} \u00b7 since ${spellStep(alert.since)}`);
-  const details = make("details", { dataset: { key: `${alert.step}/${alert.rule}/${alert.state}` } }, make("summary", {}, title, " ", where));
+  const details = make(
+    "details",
+    { dataset: { key: `${alert.step}/${alert.rule}/${alert.state}` } },
+    make("summary", {}, title, " ", where),
+  );
   // A run may have thousands of alerts: what is said of one is made when somebody opens it.
   details.addEventListener("toggle", () => details.append(...explain(alert)), { once: true });
   return make("div", { className: `alert ${alert.state === "firing" ? alert.severity : "over"}`, role: "listitem" }, show, details);

@@ -18,12 +18,16 @@ export function sayKept(series, limit) {
 export function sayCell(series, metric, names, healthy, step, row) {
   if (!series.columns) return "no readings";
   const column = columnOf(series, step);
-  const name = names[row] ? ` (${names[row]})` : "";
   const range =
     healthy && Number.isFinite(healthy.middle[row])
       ? `, healthy ${spell(healthy.middle[row])} (${spell(healthy.low[row])} to ${spell(healthy.high[row])})`
       : "";
-  return `${spellSteps(series.first[column], series.last[column])}, layer ${row}${name}: ${metric} ${spell(valueAt(series, column, row))}${range}`;
+  return `${spellSteps(series.first[column], series.last[column])}, ${names(row)}: ${metric} ${spell(valueAt(series, column, row))}${range}`;
+}
+
+/** A layer by its number and the name of its module. */
+export function sayLayer(layers) {
+  return (row) => `layer ${row}${layers[row] ? ` (${layers[row]})` : ""}`;
 }
 
 export function sayHealthy(healthy, alerts) {

@@ -60,7 +60,7 @@ export function drawHeads(view) {
     range: view.range(),
     middles: heads.middles,
     marks: [],
-    selection: { step: state.step, row: null },
+    selection: { step: state.step, row: view.head },
     colours: view.colours,
     height: heightOf(heads.rows, 280),
   });

@@ -1,7 +1,7 @@
 // The whole view: what is chosen, what is loaded for it, and who draws what. The same in TensorBoard and in the report.
 
 import { sayAlert } from "./alerts.js";
-import { NO_DATA, sayCell, sayKept, sayMetric, sayNewer } from "./captions.js";
+import { NO_DATA, sayCell, sayKept, sayLayer, sayMetric, sayNewer } from "./captions.js";
 import { differenceScale, orderedScale } from "./colours.js";
 import { differenceOf } from "./compare.js";
 import { WIDE, fillControls } from "./fill.js";
@@ -42,10 +42,15 @@ export class View {
     this.lane = new AlertLane((alert) => this.showAlert(alert));
     this.headMap = new Heatmap({
       name: "heads",
-      label: "Heads of the chosen layer over steps",
+      label: "Heads of the chosen layer over steps. Arrow keys choose a head and a step.",
       tell: (step, row) => this.tellHead(step, row),
-      choose: (step) => this.choose(step, this.state.layer),
+      choose: (step, row) => this.chooseHead(step, row),
       zoom: (from, to) => this.zoom(from, to),
+    });
+    this.head = null;
+    listenToKeys(this.headMap.front, () => ({ series: this.data && this.data.heads, step: this.state.step, row: this.head }), {
+      ...this.keys(),
+      choose: (step, row) => this.chooseHead(step, row),
     });
     this.layout.maps.append(this.maps[0].element, this.maps[1].element, this.lane.element);
     this.layout.heads.body.append(this.headMap.element);
@@ -246,13 +251,18 @@ export class View {
       zoom: (from, to) => this.zoom(from, to),
       hover: (step) => this.maps.forEach((other) => other !== map && other.point(step)),
     });
-    listenToKeys(map.front, () => ({ series: this.data && this.shown(number), step: this.state.step, row: this.state.layer }), {
+    listenToKeys(map.front, () => ({ series: this.data && this.shown(number), step: this.state.step, row: this.state.layer }), this.keys());
+    return map;
+  }
+
+  /** What the keys of a heat map do. */
+  keys() {
+    return {
       choose: (step, row) => this.choose(step, row),
       zoomBy: (factor) => this.zoomBy(factor),
       zoomOut: () => this.zoom(null, null),
       nextAlert: (direction) => this.nextAlert(direction),
-    });
-    return map;
+    };
   }
 
   /** What a heat map shows: a run, or the difference of two. */
@@ -266,15 +276,22 @@ export class View {
 
   tell(number, step, row) {
     const { data } = this;
-    if (this.isDifference()) return sayCell(data.difference, `difference of ${sayMetric(data.metric)}`, data.run.layers, null, step, row);
+    if (this.isDifference())
+      return sayCell(data.difference, `difference of ${sayMetric(data.metric)}`, sayLayer(data.run.layers), null, step, row);
     const run = number ? data.other : data.run;
     const who = data.other ? `${run.name}, ` : "";
-    return who + sayCell(data.series[number], sayMetric(data.metric), run.layers, number ? null : data.healthy, step, row);
+    return who + sayCell(data.series[number], sayMetric(data.metric), sayLayer(run.layers), number ? null : data.healthy, step, row);
   }
 
   tellHead(step, row) {
     const { heads, metric } = this.data;
-    return sayCell(heads, sayMetric(metric), heads.labels, null, step, row).replace(`layer ${row} `, "");
+    return sayCell(heads, sayMetric(metric), (head) => heads.labels[head] || `head ${head}`, null, step, row);
+  }
+
+  chooseHead(step, row) {
+    this.head = row;
+    this.choose(step, this.state.layer);
+    this.layout.readout.textContent = this.tellHead(step, row);
   }
 
   draw() {
