@@ -402,3 +402,34 @@ class Recalling(nn.Module):
 )
 def recurrent_decoder() -> nn.Module:
     return Recalling()
+
+
+class Resampling(nn.Module):
+    """Latents ask the picture and themselves in one attention, layer after layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.attention, self.mlp = nn.LayerNorm(DIM), Attention(), Mlp()
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        z = z + self.attention(self.before(z), torch.cat([x, self.before(z)], 1))
+        return z + self.mlp(z)
+
+
+class Resampler(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.latents = nn.Conv2d(3, DIM, 8, 8), nn.Parameter(torch.randn(6, DIM))
+        self.layers = nn.ModuleList(Resampling() for _ in range(3))
+
+    def forward(self, image: Tensor) -> Tensor:
+        x = rearrange(self.patches(image), "b d r c -> b (r c) d")
+        z = repeat(self.latents, "n d -> b n d", b=len(x))
+        for layer in self.layers:
+            z = layer(z, x)
+        return z
+
+
+@model(Truth(3, 3, queries=6, keys=22, cross=3), images(), note="latents ask a picture and themselves")
+def resampler() -> nn.Module:
+    return Resampler()

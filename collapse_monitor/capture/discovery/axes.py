@@ -109,6 +109,9 @@ def joined_positions(whole: Label, part: Label) -> int:
 def _shared(atom: Atom, own: set[int]) -> int:
     if _unchanged((atom,)) & own:
         return atom.size
+    factors = len(atom.parents) > 1 and math.prod(parent.size for parent in atom.parents) == atom.size
+    if factors and all(_unchanged((parent,)) & own for parent in atom.parents):
+        return atom.size
     joined = len(atom.parents) > 1 and sum(parent.size for parent in atom.parents) == atom.size
     renamed = len(atom.parents) == 1 and atom.parents[0].size == atom.size
     return sum(_shared(parent, own) for parent in atom.parents) if joined or renamed else 0

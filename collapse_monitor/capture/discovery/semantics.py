@@ -176,8 +176,13 @@ def _joined(name: str, call: Call, inputs: Sequence[Value]) -> Labels:
         else:
             atoms = tuple(atom for label in members for atom in label)
             feature = bool(atoms) and all(atom.feature for atom in atoms)
-            labels.append((Atom(size, feature, atoms),) if size != 1 else ())
+            labels.append((Atom(size, feature, tuple(atom for label in members for atom in _as_one(label))),) if size != 1 else ())
     return tuple(labels)
+
+
+def _as_one(label: Label) -> Label:
+    """The axis as a single atom, so that the parts of a join can be told from the factors of one part."""
+    return label if len(label) < 2 else (Atom(size_of(label), all(atom.feature for atom in label), label),)
 
 
 def _are_pieces_of_features(inputs: Sequence[Value]) -> bool:
