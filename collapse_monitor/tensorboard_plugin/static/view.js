@@ -6,12 +6,11 @@ import { differenceScale, orderedScale } from "./colours.js";
 import { differenceOf } from "./compare.js";
 import { WIDE, fillControls } from "./fill.js";
 import { chooseMetric, firstLook } from "./first.js";
-import { Heatmap } from "./heatmap.js";
-import { listenToKeys } from "./keyboard.js";
 import { AlertLane } from "./lane.js";
 import { makeLayout } from "./layout.js";
+import { drawMaps, makeHeadMap, makeLayerMap } from "./maps.js";
 import { clamp } from "./numbers.js";
-import { drawColours, drawHeads, drawLayer, drawStep, heightOf } from "./panels.js";
+import { drawColours, drawHeads, drawLayer, drawStep } from "./panels.js";
 import { extentOf, healthyOf, prepare, unite } from "./series.js";
 import { themeColours } from "./theme.js";
 
@@ -38,20 +37,10 @@ export class View {
       zoomOut: () => this.zoom(null, null),
     });
     this.element = this.layout.element;
-    this.maps = [this.makeMap("first"), this.makeMap("second")];
-    this.lane = new AlertLane((alert) => this.showAlert(alert));
-    this.headMap = new Heatmap({
-      name: "heads",
-      label: "Heads of the chosen layer over steps. Arrow keys choose a head and a step.",
-      tell: (step, row) => this.tellHead(step, row),
-      choose: (step, row) => this.chooseHead(step, row),
-      zoom: (from, to) => this.zoom(from, to),
-    });
+    this.maps = [makeLayerMap(this, 0), makeLayerMap(this, 1)];
+    this.headMap = makeHeadMap(this);
     this.head = null;
-    listenToKeys(this.headMap.front, () => ({ series: this.data && this.data.heads, step: this.state.step, row: this.head }), {
-      ...this.keys(),
-      choose: (step, row) => this.chooseHead(step, row),
-    });
+    this.lane = new AlertLane((alert) => this.showAlert(alert));
     this.layout.maps.append(this.maps[0].element, this.maps[1].element, this.lane.element);
     this.layout.heads.body.append(this.headMap.element);
     this.loads = 0;
@@ -229,8 +218,8 @@ export class View {
     if (this.data.run.metrics[alert.metric]?.layers) change.metric = alert.metric;
     const { from, to } = this.range();
     if (alert.step < from || alert.step > to) Object.assign(change, { from: null, to: null });
-    this.set(change);
-    this.layout.readout.textContent = sayAlert(alert);
+    // What was loaded for it is said first, the alert last.
+    Promise.resolve(this.set(change)).then(() => (this.layout.readout.textContent = sayAlert(alert)));
   }
 
   nextAlert(direction) {
@@ -239,30 +228,6 @@ export class View {
     const at = this.shownAlert === undefined || !alerts[this.shownAlert] ? (direction > 0 ? -1 : alerts.length) : this.shownAlert;
     this.shownAlert = (at + direction + alerts.length) % alerts.length;
     return this.showAlert(alerts[this.shownAlert]);
-  }
-
-  makeMap(which) {
-    const number = which === "first" ? 0 : 1;
-    const map = new Heatmap({
-      name: which,
-      label: "Readings by layer and step. Arrow keys choose a cell, plus and minus zoom, n goes to the next alert.",
-      tell: (step, row) => this.tell(number, step, row),
-      choose: (step, row) => this.choose(step, row),
-      zoom: (from, to) => this.zoom(from, to),
-      hover: (step) => this.maps.forEach((other) => other !== map && other.point(step)),
-    });
-    listenToKeys(map.front, () => ({ series: this.data && this.shown(number), step: this.state.step, row: this.state.layer }), this.keys());
-    return map;
-  }
-
-  /** What the keys of a heat map do. */
-  keys() {
-    return {
-      choose: (step, row) => this.choose(step, row),
-      zoomBy: (factor) => this.zoomBy(factor),
-      zoomOut: () => this.zoom(null, null),
-      nextAlert: (direction) => this.nextAlert(direction),
-    };
   }
 
   /** What a heat map shows: a run, or the difference of two. */
@@ -310,25 +275,7 @@ export class View {
           .map((name, number) => `${data.other ? `${name}: ` : ""}${sayKept(data.series[number], this.index.limit)}`)
           .join(" \u00b7 ");
     drawColours(this);
-    const height = heightOf(Math.max(...shown.map(({ rows }) => rows)), shown.length > 1 ? 300 : 440);
-    this.maps.forEach((map, number) => {
-      map.element.hidden = number >= shown.length;
-      if (number >= shown.length) return;
-      const marks = (data.alerts[number] || [])
-        .filter(({ state: now, layers }) => now === "firing" && layers.length)
-        .map(({ step, layers, severity }) => ({ step, row: layers[0], severity }));
-      map.element.dataset.run = data.other && !difference ? data.names[number] : "";
-      map.draw({
-        series: shown[number],
-        scale: this.scale,
-        range,
-        middles: shown[number].middles,
-        marks: difference ? [] : marks,
-        selection: { step: state.step, row: state.layer },
-        colours: this.colours,
-        height,
-      });
-    });
+    drawMaps(this, shown, range);
     this.lane.draw(data.alerts[0], range, this.colours);
     drawLayer(this, range);
     drawHeads(this);
