@@ -7,6 +7,7 @@ from collections.abc import Callable
 from importlib import resources
 from typing import Any
 
+from tensorboard import plugin_util
 from tensorboard.backend import http_util
 from tensorboard.plugins import base_plugin
 from werkzeug import wrappers
@@ -98,12 +99,8 @@ def _run(request: wrappers.Request) -> str:
 
 
 def _context(request: wrappers.Request) -> Any:
-    from tensorboard import plugin_util
-
     return plugin_util.context(request.environ)
 
 
 def _experiment(request: wrappers.Request) -> str:
-    from tensorboard import plugin_util
-
-    return plugin_util.experiment_id(request.environ)
+    return str(plugin_util.experiment_id(request.environ))

@@ -75,7 +75,7 @@ class Store:
         _, data = self._read(context, experiment, naming.ALERT_PLUGIN, run, {naming.ALERTS})
         events = data.get(naming.ALERTS, [])
         kept = drop_overtaken([event.step for event in events])
-        return [alert for index in kept for alert in json.loads(_text(events[index].numpy))]
+        return [alert for index in kept for alert in _alerts(events[index].numpy)]
 
     def _list(self, context: Any, experiment: str, plugin: str) -> Any:
         return self._provider.list_tensors(context, experiment_id=experiment, plugin_name=plugin)
@@ -145,6 +145,10 @@ def _covers(found: Columns, window: NDArray[Any]) -> bool:
     return window.shape == (4, found.values.shape[1])
 
 
-def _text(data: Any) -> str:
-    item = np.asarray(data).item()
-    return item.decode() if isinstance(item, bytes) else str(item)
+def _alerts(data: Any) -> list[dict[str, Any]]:
+    """The alerts of one step; none where somebody else wrote under our name."""
+    try:
+        found = json.loads(np.asarray(data).item())
+    except (TypeError, ValueError):
+        return []
+    return [alert for alert in found if isinstance(alert, dict)] if isinstance(found, list) else []

@@ -15,10 +15,17 @@ from urllib.parse import quote
 
 import numpy as np
 import pytest
+from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
+from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
+from tensorboard.compat.proto.summary_pb2 import DATA_CLASS_TENSOR, Summary
+from tensorboard.compat.proto.types_pb2 import DT_STRING
+from tensorboard.context import RequestContext
 from torch.utils.tensorboard import SummaryWriter
 
-from collapse_monitor.report import naming, read
+from collapse_monitor.report import TensorBoardSink, naming, read
 from collapse_monitor.tensorboard_plugin import loader
+from collapse_monitor.tensorboard_plugin.store import Store
+from tests.synthetic import make_alert, make_snapshot
 from tests.tensorboard_plugin import trainings
 from tests.tensorboard_plugin.servers import fetch, fetch_json, index_of, serve, until
 
@@ -195,3 +202,33 @@ def test_a_file_torn_by_a_kill_is_served_up_to_there(package: Path, tmp_path: Pa
     with serve(tmp_path / "logs", package, tmp_path / "log") as address:
         index_of(address, {"run"})
         until(lambda: list(series(address, "run", "token_similarity")[1]) == list(range(100)), "100 whole events")
+
+
+def test_what_others_wrote_under_our_name_is_passed_over(tmp_path: Path) -> None:
+    writer = SummaryWriter(tmp_path / "run")
+    sink = TensorBoardSink(writer)
+    for step in range(3):
+        sink.write(make_snapshot(step), [make_alert(step=step)])
+        summary = Summary()
+        for tag, plugin, content, text in [
+            ("collapse/x", naming.PLUGIN, b"no json", b"1"),
+            ("collapse/y", naming.PLUGIN, b"[1]", b"1"),
+            ("other", naming.ALERT_PLUGIN, b"", b"x"),
+        ]:
+            value = summary.value.add(tag=tag)
+            value.metadata.data_class = DATA_CLASS_TENSOR
+            value.metadata.plugin_data.plugin_name, value.metadata.plugin_data.content = plugin, content
+            value.tensor.dtype = DT_STRING
+            value.tensor.string_val.append(text)
+        writer._get_file_writer().add_summary(summary, step)
+    writer.close()
+    multiplexer = EventMultiplexer(tensor_size_guidance=None, size_guidance={"tensors": 0})
+    multiplexer.AddRunsFromDirectory(str(tmp_path))
+    multiplexer.Reload()
+    store = Store(MultiplexerDataProvider(multiplexer, str(tmp_path)))
+    (run,) = store.index(RequestContext(), "")["runs"]
+    assert set(run["metrics"]) == set(make_snapshot().metrics)
+    assert [alert["step"] for alert in store.alerts(RequestContext(), "", "run")] == [0, 1, 2]
+    found = store.series(RequestContext(), "", "run", "token_similarity", None, None, 10)
+    assert found.values.shape == (3, 4)
+    assert store.series(RequestContext(), "", "run", "x", None, None, 10).values.size == 0
