@@ -114,6 +114,7 @@ class Track:
         self.recent: deque[tuple[int, Values]] = deque(maxlen=recent)
         # Once every entry has been read this often; counts never fall.
         self._fewest = 0.0
+        self._deviation = np.full(shape, SMALLEST_DEVIATION[scale])
 
     def update(self, step: int, values: Values, frozen: Mask) -> None:
         if self.recent.maxlen:
@@ -127,15 +128,18 @@ class Track:
             self.count += known
             weight = 1 / np.minimum(np.maximum(self.count, 1), WINDOW_CHECKS)
             self._fewest = float(self.count.min(initial=np.inf))
-        if self._fewest >= WARMUP_CHECKS:
-            # What is far off teaches little: a fall within a few checks must not widen the range until it lies inside.
-            most = OUTLIER_SIGMAS * np.maximum(np.sqrt(self.variance), SMALLEST_DEVIATION[self.scale])
-            change = np.minimum(np.maximum(change, -most), most)
+        # What is far off teaches little: a fall within a few checks must not widen the range until it lies inside.
+        most = OUTLIER_SIGMAS * self._deviation
+        if self._fewest < WARMUP_CHECKS:
+            most = np.where(self.count >= WARMUP_CHECKS, most, np.inf)
+        change = np.minimum(np.maximum(change, -most), most)
         if not known.all():
             weight, change = np.where(known, weight, 0), np.where(known, change, 0)
         # New arrays, for baselines hold the old ones.
-        self.mean = self.mean + weight * change
-        self.variance = (1 - weight) * (self.variance + weight * change**2)
+        part = weight * change
+        self.mean = self.mean + part
+        self.variance = (1 - weight) * (self.variance + part * change)
+        self._deviation = np.maximum(np.sqrt(self.variance), SMALLEST_DEVIATION[self.scale])
         self.checks += 1
         if self.checks % ANCHOR_EVERY == 0:
             self._move_anchor(~frozen & (self.count >= WARMUP_CHECKS))
@@ -146,11 +150,10 @@ class Track:
         self.anchor = np.where(ready, np.where(np.isnan(self.anchor), self.mean, moved), self.anchor)
 
     def baseline(self, warmup: int) -> Baseline:
-        deviation = np.maximum(np.sqrt(self.variance), SMALLEST_DEVIATION[self.scale])
         if self._fewest >= warmup:
-            return Baseline(self.scale, self.mean, deviation, self.anchor)
+            return Baseline(self.scale, self.mean, self._deviation, self.anchor)
         ready = self.count >= warmup
-        return Baseline(self.scale, np.where(ready, self.mean, np.nan), np.where(ready, deviation, np.nan), self.anchor)
+        return Baseline(self.scale, np.where(ready, self.mean, np.nan), np.where(ready, self._deviation, np.nan), self.anchor)
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -169,6 +172,7 @@ class Track:
         for name in _KEPT:
             if name in state:
                 setattr(track, name, array_of(state[name], shape))
+        track._deviation = np.maximum(np.sqrt(track.variance), SMALLEST_DEVIATION[track.scale])
         track._fewest = float(track.count.min(initial=np.inf))
         track.recent.extend((step, array_of(values, shape)) for step, values in state["recent"])
         return track

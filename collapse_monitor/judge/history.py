@@ -99,6 +99,14 @@ class History:
         track = self._layers.setdefault(metric, None)
         return [] if track is None else list(track.recent)
 
+    def least_recent(self, metric: str) -> Values | None:
+        """The least value per layer of the last 16 checks, nan where there is none; None before the first."""
+        recent = [values for _, values in self.recent(metric)]
+        if not recent or any(values.shape != recent[-1].shape for values in recent):
+            return None
+        least: Values = np.fmin.reduce(np.array(recent))
+        return least
+
     def jump_from(self, metric: str) -> Baseline:
         """Median and deviation of the last 16 checks, half of them at least: what a sudden change is measured from.
 

@@ -76,8 +76,10 @@ def oversmoothing(snapshot: Snapshot, history: History) -> list[Condition]:
     found = [_no_data(layer, "token_similarity", bound("oversmoothing.similarity", "fire")) for layer in _layers(np.isnan(similarity))]
     if not (similarity >= bound("oversmoothing.partial_similarity", "hold")).any():
         return found
-    erased = _Tokens(snapshot, history).culprit()
     limit = bound("oversmoothing.similarity", "fire")
+    erased = np.zeros(len(similarity), dtype=bool)
+    if ((similarity >= limit) & (contraction <= bound("rank_collapse.erased_before", "fire"))).any():
+        erased = _Tokens(snapshot, history).culprit()
     found += [Condition(layer, "token_similarity", float(similarity[layer]), limit) for layer in _layers(erased)]
     if history.steps(snapshot) < TRANSIENT_STEPS:
         return found
@@ -89,6 +91,8 @@ def oversmoothing(snapshot: Snapshot, history: History) -> list[Condition]:
         return _not_only_last(change & (similarity >= bound("oversmoothing.similarity", level)))
 
     def smoothing(level: Level) -> Mask:
+        if level == "fire" and not _above(similarity, history.least_recent("token_similarity")).any():
+            return np.zeros(len(similarity), dtype=bool)
         # What fires is a jump against the last checks, and it holds for as long as it stands off the baseline.
         usual = (history.jump_from("token_similarity"), history.jump_from("contraction")) if level == "fire" else (normal, before)
         sigmas = bound("oversmoothing.sigmas", level)
@@ -224,6 +228,14 @@ def _narrow_tokens(layer: int, level: Level, severity: Severity, tokens: _Tokens
 def _not_only_last(found: Mask) -> Mask:
     """Nothing, where the last block is the only one found."""
     return found if found[:-1].any() else np.zeros_like(found)
+
+
+def _above(similarity: Values, least: Values | None) -> Mask:
+    """Where one block may have begun to smooth: what stands this far off most of the last checks stands as far off the least of them."""
+    if least is None or least.shape != similarity.shape:
+        return np.zeros(similarity.shape, dtype=bool)
+    found: Mask = (1 - similarity) * bound("oversmoothing.partial_drop", "fire") <= 1 - least
+    return found
 
 
 def _by_itself(change: Values) -> Mask:
