@@ -7,7 +7,6 @@ from collections.abc import Callable
 from importlib import resources
 from typing import Any
 
-from tensorboard import plugin_util
 from tensorboard.backend import http_util
 from tensorboard.plugins import base_plugin
 from werkzeug import wrappers
@@ -98,9 +97,14 @@ def _run(request: wrappers.Request) -> str:
     return request.args.get("run", "")
 
 
+# TensorBoard's module of both functions warns when it is imported, about a package in it: only TensorBoard itself, in which it is, needs it.
 def _context(request: wrappers.Request) -> Any:
+    from tensorboard import plugin_util
+
     return plugin_util.context(request.environ)
 
 
 def _experiment(request: wrappers.Request) -> str:
+    from tensorboard import plugin_util
+
     return str(plugin_util.experiment_id(request.environ))
