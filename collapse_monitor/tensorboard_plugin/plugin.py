@@ -97,7 +97,7 @@ def _run(request: wrappers.Request) -> str:
     return request.args.get("run", "")
 
 
-# TensorBoard's module of both functions warns when it is imported, about a package in it: only TensorBoard itself, in which it is, needs it.
+# TensorBoard's module of both functions warns when it is imported, about a package in it: only TensorBoard itself needs it.
 def _context(request: wrappers.Request) -> Any:
     from tensorboard import plugin_util
 
