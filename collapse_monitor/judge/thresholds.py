@@ -1,7 +1,8 @@
 """Every number the verdict rests on, in one table, with the reason and the source of each.
 
 `fire` starts an alert and `hold` keeps one that is firing: between them nothing changes. A drop or a rise is a factor against the
-run's own baseline, in the scale of the reading (`SCALES`); it counts only if it is also `SIGMAS` deviations large.
+run's own baseline, in the scale of the reading (`SCALES`); it counts only if it is also `SIGMAS` deviations large. What is `measured` was
+measured on seeds 0 and 1 of benchmarks/verdict.py; seeds from 2 on are held out, and docs/verdict.md reports them.
 """
 
 from __future__ import annotations
