@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from collapse_monitor.capture.course import Address, Call, Course, address
 from collapse_monitor.capture.discovery.planning import KINDS
 from collapse_monitor.capture.discovery.semantics import bare_name
 from collapse_monitor.capture.hooks import GradientHooks
@@ -27,8 +28,6 @@ from collapse_monitor.capture.tensors import at_path, is_sampled, leaves
 from collapse_monitor.observation import ROW_READS, AttentionObservation, BlockObservation, Key, Receiver, TokenSample
 from collapse_monitor.records import Site
 
-_Call = tuple[str, int]  # name of a module and the number of its call
-_Operation = tuple[_Call, _Call | None, str, int]
 Action = Callable[[tuple[Any, ...], dict[str, Any], Any], None]
 
 
@@ -43,13 +42,10 @@ class Listening(Reader, TorchFunctionMode):
         self._begun = False  # what happens before the model or a part of it is called is no forward
         self._plan = plan
         self._names = {id(module): name for name, module in model.named_modules() if name in plan.frames}
-        self._stack: list[_Call] = [("", -1)]
-        self._over: dict[_Call, _Call] = {}  # by an open call, the last one inside it that has returned
-        self._calls: Counter[str] = Counter()
-        self._counts: Counter[tuple[_Call, _Call | None, str]] = Counter()
-        self._operations: dict[_Operation, list[Action]] = defaultdict(list)
-        self._outputs: dict[tuple[str, int], list[tuple[Place, Layout, Key | None]]] = defaultdict(list)
-        self._inputs: dict[tuple[str, int], list[tuple[Place, Layout, Key | None]]] = defaultdict(list)
+        self._course = Course()
+        self._operations: dict[Address, list[Action]] = defaultdict(list)
+        self._outputs: dict[Call, list[tuple[Place, Layout, Key | None]]] = defaultdict(list)
+        self._inputs: dict[Call, list[tuple[Place, Layout, Key | None]]] = defaultdict(list)
         self._samples: dict[Place, TokenSample] = {}
         self._latest: tuple[Tensor, int, Layout, TokenSample] | None = None
         self._pieces: dict[Key, Pieces] = {}
@@ -71,7 +67,7 @@ class Listening(Reader, TorchFunctionMode):
             if place is None:
                 continue
             if place.role == "operation":
-                self._operations[_address(place)].append(self._summed(place, block.layout, key))
+                self._operations[address(place)].append(self._summed(place, block.layout, key))
             else:
                 self._outputs_or_inputs(place).append((place, block.layout, key))
 
@@ -82,14 +78,14 @@ class Listening(Reader, TorchFunctionMode):
         if len(plan.maps) > 1:
             self._pieces[plan.key] = Pieces(len(plan.maps), plan.chunks, self.sampler)
         for number, place in enumerate(plan.maps):
-            self._operations[_address(place)].append(self._mapped(plan, plan.chunks[number] if plan.chunks else None))
+            self._operations[address(place)].append(self._mapped(plan, plan.chunks[number] if plan.chunks else None))
         for operand, role in ((plan.query, "q"), (plan.value, "v")):
             if operand is not None:
                 place, side = operand
-                self._operations[_address(place)].append(self._operand(plan.key, role, place, side))
+                self._operations[address(place)].append(self._operand(plan.key, role, place, side))
         if plan.branch is not None and self.receiver.asks("branch"):
             place, side, _, layout = plan.branch
-            self._operations[_address(place)].append(self._joined(plan.key, side, layout))
+            self._operations[address(place)].append(self._joined(plan.key, side, layout))
 
     # -- torch functions
 
@@ -128,12 +124,9 @@ class Listening(Reader, TorchFunctionMode):
 
     def _next(self, kind: Kind) -> list[tuple[str, Action]]:
         """Count an operation of this kind; what is to be done at it, and its name."""
-        frame = self._stack[-1]
-        after = self._over.get(frame)
-        ordinal = self._counts[frame, after, kind]
-        self._counts[frame, after, kind] = ordinal + 1
-        actions = self._operations.get((frame, after, kind, ordinal))
-        return [(f"{kind} {ordinal} in {frame[0] or 'the model'}", action) for action in actions] if actions else _NOTHING
+        here = self._course.next(kind)
+        actions = self._operations.get(here)
+        return [(f"{kind} {here[3]} in {here[0][0] or 'the model'}", action) for action in actions] if actions else _NOTHING
 
     # -- modules
 
@@ -143,28 +136,23 @@ class Listening(Reader, TorchFunctionMode):
             return
         self._begun = True
         name = self._names[id(module)]
-        frame = (name, self._calls[name])
-        self._calls[name] += 1
-        self._stack.append(frame)
-        self._quietly(f"the arguments of {name or 'the model'}", self._taken, frame, module, args, kwargs)
+        call = self._course.enter(name)
+        self._quietly(f"the arguments of {name or 'the model'}", self._taken, call, module, args, kwargs)
 
     def leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Forward hook; also called when the forward raised."""
         if not self.recording:
             return
         name = self._names[id(module)]
-        while len(self._stack) > 1:
-            frame = self._stack.pop()
-            self._over[self._stack[-1]] = frame
-            if frame[0] == name:
-                self._quietly(f"the output of {name or 'the model'}", self._returned, frame, output)
-                self.sampler.masks.leave(len(self._stack))
-                break
+        call = self._course.leave(name)
+        if call is not None:
+            self._quietly(f"the output of {name or 'the model'}", self._returned, call, output)
+            self.sampler.masks.leave(self.depth + 1)
 
     @property
     def depth(self) -> int:
         """How many listened calls are open."""
-        return len(self._stack) - 1
+        return self._course.depth
 
     def ran(self, block: BlockPlan) -> bool:
         """Whether the block ran, as far as is known: its parameters may hold gradients of an earlier step."""
@@ -183,17 +171,17 @@ class Listening(Reader, TorchFunctionMode):
         finally:
             self.recording = True
 
-    def _taken(self, frame: tuple[str, int], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _taken(self, call: Call, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.sampler.masks.enter(self.depth, list(token_masks(module, args, kwargs).values()))
-        if frame in self._inputs:
+        if call in self._inputs:
             tensors = [tensor for _, tensor in leaves((args, kwargs))]
-            for place, layout, key in self._inputs[frame]:
+            for place, layout, key in self._inputs[call]:
                 position = int(str(place.path[0]))
                 if position < len(tensors):
                     self._take(place, tensors[position], layout, key)
 
-    def _returned(self, frame: tuple[str, int], output: Any) -> None:
-        for place, layout, key in self._outputs.get(frame, ()):
+    def _returned(self, call: Call, output: Any) -> None:
+        for place, layout, key in self._outputs.get(call, ()):
             tensor = at_path(output, place.path)
             if tensor is not None:
                 self._take(place, tensor, layout, key)
@@ -270,7 +258,7 @@ class Listening(Reader, TorchFunctionMode):
 
     def _operand_of(self, key: Key, role: str, source: Source, place: Place) -> None:
         def receive(gradient: Tensor) -> None:
-            if not self._strayed(place):
+            if not self._course.strayed(place):
                 self.receiver.qv_gradient(key, role, source.part_of(gradient))
 
         self.watch(source.tensor, receive)
@@ -298,7 +286,7 @@ class Listening(Reader, TorchFunctionMode):
             sample = self._samples.get(block.output) if block.output is not None else None
             given = self._samples.get(block.input) if block.input is not None else None
             inputs[block.key] = given
-            if sample is not None and block.output is not None and not self._strayed(block.output):
+            if sample is not None and block.output is not None and not self._course.strayed(block.output):
                 self.heard.add(block.key)
                 self.receiver.block(block.key, BlockObservation(sample, given))
             elif sample is not None:
@@ -310,14 +298,14 @@ class Listening(Reader, TorchFunctionMode):
                 self.missing[attention.site.name] = self.refused[attention.key]
             if attention.chunks and attention.key not in self.heard:
                 self._hear(attention, self._pieces[attention.key].rest())
-            if not _alone(attention) and any(place.ordinal and self._strayed(place) for place in attention.maps):
+            if not _alone(attention) and any(place.ordinal and self._course.strayed(place) for place in attention.maps):
                 self.missing[attention.site.name] = _STRAYED
                 sites = {("strayed", *key) if key == attention.key else key: site for key, site in sites.items()}
                 continue
             joined = self._branches.get(attention.key)
             if joined is None or attention.branch is None:
                 continue
-            if self._strayed(attention.branch[0]):
+            if self._course.strayed(attention.branch[0]):
                 self.missing[f"{attention.site.name}/branch_ratio"] = _STRAYED
                 continue
             stream = None if attention.branch[2] else inputs.get(attention.block or ())
@@ -326,10 +314,6 @@ class Listening(Reader, TorchFunctionMode):
         self._branches.clear()
         self._pieces.clear()
         return self._plan, sites
-
-    def _strayed(self, place: Place) -> bool:
-        """Whether there were more or fewer operations of its kind than in the watched forward: the n-th may be another one."""
-        return place.role == "operation" and self._counts[(place.frame, place.call), place.after, place.kind] != place.total
 
 
 _NOTHING: list[tuple[str, Action]] = []
@@ -340,10 +324,6 @@ _STRAYED = "the model ran a different course in this step than in the one it was
 def _alone(plan: AttentionPlan) -> bool:
     """Whether the chunks of an attention are all there is of their kind at their place: then any number of them is understood."""
     return bool(plan.chunks) and all(place.total == len(plan.chunks) for place in plan.maps)
-
-
-def _address(place: Place) -> _Operation:
-    return ((place.frame, place.call), place.after, place.kind, place.ordinal)
 
 
 def _version(tensor: Tensor) -> int:
