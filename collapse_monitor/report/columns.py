@@ -41,7 +41,8 @@ def bin_worst(steps: NDArray[Any], values: NDArray[Any], collapse: str | None, c
     >>> bin_worst(np.arange(4), np.array([[1.0], [9.0], [2.0], [3.0]]), "high", 2).values.tolist()
     [[9.0], [3.0]]
     """
-    steps, values = np.asarray(steps, dtype=np.float64), np.asarray(values, dtype=np.float32)
+    with np.errstate(over="ignore"):  # beyond single precision is infinite
+        steps, values = np.asarray(steps, dtype=np.float64), np.asarray(values, dtype=np.float32)
     count = len(steps)
     if count <= columns:
         return Columns(steps, steps, values, count)

@@ -103,7 +103,9 @@ class DenseEvents:
             content = None
             if tag not in self._described:
                 content = {**describe(metric), "layers": self._layers}
-            self._add(summary, tag, readings.layer(metric).astype(np.float32), naming.PLUGIN, content)
+            with np.errstate(over="ignore"):  # beyond single precision is infinite
+                layers = readings.layer(metric).astype(np.float32)
+            self._add(summary, tag, layers, naming.PLUGIN, content)
 
     def _add_heads(self, summary: Any, snapshot: Snapshot, readings: Readings) -> None:
         for metric in snapshot.attention:

@@ -60,7 +60,8 @@ class Envelope:
         """Per metric `[4, layer]`: smallest, largest, how many steps before `step` the one was and the other. The window starts anew."""
         nothing = self._low > self._high
         ago = [np.where(nothing, 0, step - steps) for steps in (self._low_step, self._high_step)]
-        rows = np.stack([np.where(nothing, np.nan, self._low), np.where(nothing, np.nan, self._high), *ago], axis=1).astype(np.float32)
+        with np.errstate(over="ignore"):  # beyond single precision is infinite
+            rows = np.stack([np.where(nothing, np.nan, self._low), np.where(nothing, np.nan, self._high), *ago], axis=1).astype(np.float32)
         self._clear(self._low.shape[1])
         self._in_window = 0
         return {metric: rows[row] for metric, row in self._rows.items()}

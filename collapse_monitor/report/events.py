@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from collapse_monitor.report.content import read_about, read_alerts
 from collapse_monitor.report.naming import ALERT_PLUGIN, PLUGIN
 
 _KINDS = {1: np.float32, 19: np.float16}
@@ -30,23 +30,34 @@ class LoggedTensor:
     about: dict[str, Any]
 
 
-def read_events(path: Path) -> Iterator[tuple[int, list[LoggedTensor], list[dict[str, Any]]]]:
-    """Step, tensors and alert records of every event of ours, in the order written. A torn tail ends the file quietly.
+def read_events(path: Path, damaged: list[int] | None = None) -> Iterator[tuple[int, list[LoggedTensor], list[dict[str, Any]]]]:
+    """Step, tensors and alert records of every event of ours, in the order written.
+
+    A torn tail ends the file quietly. What cannot be decoded, and what is not as we write it, is passed over; `damaged` is given the
+    number of each record that could not be decoded, counted from 0.
 
     Raises:
         ImportError: `tensorboard` is not installed.
+        OSError: the file cannot be opened.
     """
     try:
         from tensorboard.compat.proto.event_pb2 import Event
     except ImportError as error:
         raise ImportError(f"reading {path} needs tensorboard, which is not installed: pip install tensorboard") from error
+    from google.protobuf.message import DecodeError
 
     about: dict[str, tuple[str, dict[str, Any]]] = {}
     with path.open("rb") as file:
-        for record in _records(file):
+        for number, record in enumerate(_records(file)):
             if b"collapse" not in record:
                 continue
-            event = Event.FromString(record)
+            try:
+                event = Event.FromString(record)
+            except DecodeError:
+                # Noughts, such as a crash of the machine leaves behind.
+                if damaged is not None:
+                    damaged.append(number)
+                continue
             tensors: list[LoggedTensor] = []
             alerts: list[dict[str, Any]] = []
             for value in event.summary.value:
@@ -54,25 +65,24 @@ def read_events(path: Path) -> Iterator[tuple[int, list[LoggedTensor], list[dict
                 if known is None:
                     if not value.HasField("metadata"):
                         continue
-                    plugin = value.metadata.plugin_data
-                    ours = plugin.plugin_name in (PLUGIN, ALERT_PLUGIN)
-                    known = about[value.tag] = (plugin.plugin_name, _content(plugin.content) if ours else {})
+                    known = about[value.tag] = _owner(value.metadata.plugin_data)
                 owner, content = known
                 if owner == PLUGIN:
-                    tensors.append(LoggedTensor(content.get("metric", value.tag.rpartition("/")[2]), _array(value.tensor), content))
+                    array = _array(value.tensor)
+                    if array is not None:
+                        tensors.append(LoggedTensor(content["metric"], array, content))
                 elif owner == ALERT_PLUGIN:
-                    alerts.extend(alert for text in value.tensor.string_val for alert in json.loads(text))
+                    alerts.extend(alert for text in value.tensor.string_val for alert in read_alerts(text))
             if tensors or alerts:
                 yield event.step, tensors, alerts
 
 
-def _content(data: bytes) -> dict[str, Any]:
-    """What a log says about a tag; nothing where somebody else wrote under our name."""
-    try:
-        content = json.loads(data or b"{}")
-    except ValueError:
-        return {}
-    return content if isinstance(content, dict) else {}
+def _owner(plugin: Any) -> tuple[str, dict[str, Any]]:
+    """Whose a tag is, and what is said about it. Nobody's where others wrote under our name."""
+    if plugin.plugin_name != PLUGIN:
+        return plugin.plugin_name, {}
+    content = read_about(plugin.content)
+    return (PLUGIN, content) if content else ("", {})
 
 
 def _records(file: BinaryIO) -> Iterator[bytes]:
@@ -87,15 +97,21 @@ def _records(file: BinaryIO) -> Iterator[bytes]:
         yield record[:length]
 
 
-def _array(tensor: Any) -> NDArray[Any]:
+def _array(tensor: Any) -> NDArray[Any] | None:
+    """`[layer]` or `[site, head]`; None where the tensor is neither, or not whole."""
     shape = [dim.size for dim in tensor.tensor_shape.dim]
+    if len(shape) not in (1, 2):
+        return None
     kind, content = _KINDS.get(tensor.dtype), tensor.tensor_content
-    if kind is not None and content:
-        return np.frombuffer(content, kind).reshape(shape)
-    # Rewritten by somebody: the value in another of the fields a TensorProto has, or empty.
-    from tensorboard.util.tensor_util import make_ndarray
+    try:
+        if kind is not None and content:
+            return np.frombuffer(content, kind).reshape(shape)
+        # Rewritten by somebody: the value in another of the fields a TensorProto has, or empty.
+        from tensorboard.util.tensor_util import make_ndarray
 
-    return np.asarray(make_ndarray(tensor), dtype=np.float64).reshape(shape)
+        return np.asarray(make_ndarray(tensor), dtype=np.float64).reshape(shape)
+    except (TypeError, ValueError):
+        return None
 
 
 def _masked_crc(data: bytes) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collapse_monitor.records import Alert, Snapshot, check_version
+from collapse_monitor.report.content import parse_json, read_alerts
 from collapse_monitor.report.envelope import RANGE
 from collapse_monitor.report.events import read_events
 
@@ -142,56 +142,59 @@ def read_runs(path: str | os.PathLike[str]) -> tuple[Run, ...]:
     if path.is_file() and "tfevents" not in path.name:
         return (_read_jsonl(path),)
     runs: dict[Path, list[Path]] = {}
-    for file in [path] if path.is_file() else sorted(path.rglob("*tfevents*")):
+    for file in [path] if path.is_file() else _files(path, "*tfevents*"):
         runs.setdefault(file.parent, []).append(file)
     found = [run for folder, files in sorted(runs.items()) if (run := _read_folder(folder, files)) is not None]
     if path.is_dir():
         # JSON lines in the folder of a run, or below it, say the same once more.
         folders = {run.path for run in found}
-        lines = [file for file in sorted(path.rglob("*.jsonl")) if folders.isdisjoint(file.parents) and _is_ours(file)]
+        lines = [file for file in _files(path, "*.jsonl") if folders.isdisjoint(file.parents) and _is_ours(file)]
         found = sorted([*found, *map(_read_jsonl, lines)], key=lambda run: run.path)
     if not found:
         raise FileNotFoundError(f"{path}: nothing written by collapse_monitor in it")
     return tuple(found)
 
 
+def _files(folder: Path, pattern: str) -> list[Path]:
+    """Files by name; no folders, and no links to what is gone."""
+    return sorted(path for path in folder.rglob(pattern) if path.is_file())
+
+
 def _read_folder(folder: Path, files: Sequence[Path]) -> Run | None:
     """All event files of one folder, in the order they were begun. None if none holds anything of ours."""
     collected = _Collected()
     for file in files:
-        for step, tensors, alerts in _sound_events(file):
+        for step, tensors, alerts in read_events(file):
             collected.begin(step)
             for tensor in tensors:
-                check_version({"version": tensor.about.get("v", 0)})
+                _check(file, {"version": tensor.about["v"]})
                 if tensor.about.get("kind") == RANGE:
                     continue  # extremes of what is all here
                 collected.put(step, tensor.metric, tensor.values, tensor.about)
-            collected.alerts.extend((step, _alert(record)) for record in alerts)
+            collected.put_alerts(file, step, alerts)
     return collected.run(folder) if collected.steps else None
-
-
-def _sound_events(file: Path) -> Iterator[Any]:
-    """What `read_events` gives, up to a record of noughts such as a crash of the machine leaves behind."""
-    from google.protobuf.message import DecodeError
-
-    with suppress(DecodeError):
-        yield from read_events(file)
 
 
 def _read_jsonl(path: Path) -> Run:
     collected = _Collected()
     for record in _records(path):
-        check_version(record)
-        snapshot = Snapshot.from_dict(record)
+        _check(path, record)
+        try:
+            snapshot = Snapshot.from_dict(record)
+            layers = {metric: np.array(snapshot.series(metric), dtype=np.float64) for metric in snapshot.metrics}
+            heads = {metric: _padded(snapshot.heads(metric)) for metric in snapshot.attention}
+            np.int64(snapshot.step)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+            continue  # looks like ours and is not, or was damaged
         collected.begin(snapshot.step)
         attention = snapshot.attention_sites
-        heads = {"sites": [site.name for site in attention], "site_layers": [site.layer for site in attention]}
-        layers = {"layers": [site.name for site in snapshot.block_sites]}
-        for metric in snapshot.metrics:
-            collected.put(snapshot.step, metric, np.array(snapshot.series(metric)), layers)
-        for metric in snapshot.attention:
-            collected.put(snapshot.step, metric, _padded(snapshot.heads(metric)), heads)
-        collected.alerts.extend((snapshot.step, _alert(alert)) for alert in record.get("alerts", ()))
+        owners = {"sites": [site.name for site in attention], "site_layers": [site.layer for site in attention]}
+        names = {"layers": [site.name for site in snapshot.block_sites]}
+        for metric, row in layers.items():
+            collected.put(snapshot.step, metric, row, names)
+        for metric, rows in heads.items():
+            collected.put(snapshot.step, metric, rows, owners)
+        collected.put_alerts(path, snapshot.step, read_alerts(json.dumps(record.get("alerts", []))))
     if not collected.steps:
         raise FileNotFoundError(f"{path}: nothing written by collapse_monitor in it")
     return collected.run(path)
@@ -230,6 +233,11 @@ class _Collected:
             {key: value for key, value in about.items() if key in ("meaning", "unit", "range", "collapse")}
         )
 
+    def put_alerts(self, file: Path, step: int, records: Sequence[Mapping[str, Any]]) -> None:
+        for record in records:
+            _check(file, record)
+            self.alerts.append((step, Alert.from_dict(record)))
+
     def run(self, path: Path) -> Run:
         return Run(
             path=path,
@@ -248,11 +256,8 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
     """Lines that are snapshots; torn and foreign ones are passed over."""
     with path.open(encoding="utf-8", errors="replace") as lines:
         for line in lines:
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError:
-                continue
-            if isinstance(record, dict) and {"version", "step", "sites", "blocks"} <= record.keys():
+            record = parse_json(line)
+            if isinstance(record, dict) and {"version", "step", "sites", "blocks"} <= record.keys() and isinstance(record["version"], int):
                 yield record
 
 
@@ -260,9 +265,11 @@ def _is_ours(path: Path) -> bool:
     return next(_records(path), None) is not None
 
 
-def _alert(record: Mapping[str, Any]) -> Alert:
-    check_version(record)
-    return Alert.from_dict(record)
+def _check(file: Path, record: Mapping[str, Any]) -> None:
+    try:
+        check_version(record)
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
 
 
 def _padded(rows: Sequence[Sequence[float]]) -> NDArray[np.float64]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from collapse_monitor.commands.doctor.findings import Found, note, ok, wrong
 from collapse_monitor.commands.logs import natural
 from collapse_monitor.records import FORMAT_VERSION
+from collapse_monitor.report.content import parse_json, read_alerts
 from collapse_monitor.report.events import read_events
 from collapse_monitor.report.integrity import Integrity, inspect_events
 
@@ -58,21 +59,20 @@ def examine_logs(path: Path, fast: bool) -> list[Found]:
 
 def _readings(folder: Path, files: Iterable[Path]) -> tuple[list[Found], bool]:
     """What we have written into one folder of event files."""
-    from google.protobuf.message import DecodeError
-
     steps: set[int] = set()
     versions: set[int] = set()
     alerts = 0
     damaged: list[Found] = []
     for file in files:
-        try:
-            for step, tensors, records in read_events(file):
-                steps.add(step)
-                alerts += len(records)
-                versions |= {tensor.about.get("v", 0) for tensor in tensors}
-                versions |= {record.get("version", FORMAT_VERSION) for record in records}
-        except DecodeError:
-            damaged.append(wrong(f"{file} is damaged: a record cannot be decoded, and nothing behind it is read", _COPY))
+        lost: list[int] = []
+        for step, tensors, records in read_events(file, lost):
+            steps.add(step)
+            alerts += len(records)
+            versions |= {tensor.about["v"] for tensor in tensors}
+            versions |= {record.get("version", FORMAT_VERSION) for record in records}
+        if lost:
+            count = "a record" if len(lost) == 1 else f"{len(lost)} records"
+            damaged.append(wrong(f"{file} is damaged: {count} cannot be decoded and {'is' if len(lost) == 1 else 'are'} left out", _COPY))
     if steps:
         return [_counted(folder, steps, alerts, versions), *damaged], True
     if any(b"collapse_summary/" in file.read_bytes() for file in files):
@@ -130,14 +130,12 @@ def _lines(file: Path) -> list[Found]:
     alerts, last = 0, b"\n"
     with file.open("rb") as lines:
         for last in lines:
-            try:
-                record = json.loads(last)
-            except ValueError:
-                continue
+            record = parse_json(last)
             if isinstance(record, dict) and {"version", "step", "sites", "blocks"} <= record.keys():
-                steps.add(int(record["step"]))
-                versions.add(int(record["version"]))
-                alerts += len(record.get("alerts", ()))
+                if isinstance(record["step"], int) and isinstance(record["version"], int):
+                    steps.add(record["step"])
+                    versions.add(record["version"])
+                    alerts += len(read_alerts(json.dumps(record.get("alerts", []))))
     if not steps:
         return []
     torn = [] if last.endswith(b"\n") else [_torn(file, f"the last {len(last)} bytes are half a line")]
