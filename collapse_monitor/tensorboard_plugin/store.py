@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ from tensorboard.data.provider import RunTagFilter
 
 from collapse_monitor.report import naming
 from collapse_monitor.report.columns import Columns, bin_worst, drop_overtaken, fold_extremes
+from collapse_monitor.report.content import read_about, read_alerts
 from collapse_monitor.report.envelope import RANGE
 
 EVERYTHING = 1_000_000_000
@@ -59,20 +59,26 @@ class Store:
         tag = naming.head_tag(metric)
         content, data = self._read(context, experiment, naming.PLUGIN, run, {tag}, tag)
         steps, rows = _rows(data.get(tag, []), None, None, dims=2)
-        values = _stack(rows, 2)
+        values, sites = _stack(rows, 2), content.get("sites", ())
         chosen = [index for index, owner in enumerate(content.get("site_layers", ())) if owner == layer and index < values.shape[1]]
         labels: list[str] = []
         parts: list[NDArray[Any]] = [np.zeros((len(steps), 0), dtype=np.float32)]
         for index in chosen:
             used = np.flatnonzero(~np.isnan(values[:, index]).all(axis=0))
             heads = values[:, index, : used[-1] + 1 if used.size else 0]
-            labels.extend(f"{content['sites'][index]} head {head}" for head in range(heads.shape[1]))
+            labels.extend(f"{sites[index] if index < len(sites) else f'site {index}'} head {head}" for head in range(heads.shape[1]))
             parts.append(heads)
         return bin_worst(steps, np.concatenate(parts, axis=1), content.get("collapse")), labels
 
     def alerts(self, context: Any, experiment: str, run: str) -> list[dict[str, Any]]:
-        """All alerts of a run, oldest first."""
+        """All alerts of a run, oldest first.
+
+        Raises:
+            LookupError: the run has neither alerts nor readings.
+        """
         _, data = self._read(context, experiment, naming.ALERT_PLUGIN, run, {naming.ALERTS})
+        if not data and run not in self._list(context, experiment, naming.PLUGIN):
+            raise LookupError(f"there is no run {run!r} with data of collapse_monitor")
         events = data.get(naming.ALERTS, [])
         kept = drop_overtaken([event.step for event in events])
         return [alert for index in kept for alert in _alerts(events[index].numpy)]
@@ -89,7 +95,7 @@ class Store:
         listed = self._provider.list_tensors(context, **where).get(run, {})
         if needed is not None and needed not in listed:
             raise LookupError(f"run {run!r} has no readings under {needed!r}")
-        content = _content(listed[needed]) if needed is not None else {}
+        content = read_about(listed[needed].plugin_content) if needed is not None else {}
         return content, self._provider.read_tensors(context, downsample=EVERYTHING, **where).get(run, {})
 
 
@@ -98,7 +104,7 @@ def _describe(name: str, tags: Any) -> dict[str, Any]:
     layers: list[str] = []
     newest = naming.FORMAT_VERSION
     for series in tags.values():
-        content = _content(series)
+        content = read_about(series.plugin_content)
         newest = max(newest, content.get("v", 0))
         if "metric" not in content or content.get("kind") == RANGE:
             continue
@@ -111,21 +117,12 @@ def _describe(name: str, tags: Any) -> dict[str, Any]:
     return {**run, "newer": newest} if newest > naming.FORMAT_VERSION else run
 
 
-def _content(series: Any) -> dict[str, Any]:
-    """What the log says about a tag; nothing where somebody else wrote under our name."""
-    try:
-        content = json.loads(series.plugin_content or b"{}")
-    except ValueError:
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
 def _rows(events: Any, start: float | None, end: float | None, dims: int) -> tuple[NDArray[np.int64], list[NDArray[Any]]]:
     """Steps and readings between two steps, the last reading of each step, overtaken ones left out."""
     kept = [events[index] for index in drop_overtaken([event.step for event in events])]
     chosen = [event for event in kept if (start is None or event.step >= start) and (end is None or event.step <= end)]
     arrays = [np.asarray(event.numpy) for event in chosen]
-    fitting = [(event.step, array) for event, array in zip(chosen, arrays, strict=True) if array.ndim == dims]
+    fitting = [(event.step, array) for event, array in zip(chosen, arrays, strict=True) if array.ndim == dims and array.dtype.kind in "fiu"]
     return np.array([step for step, _ in fitting], dtype=np.int64), [array for _, array in fitting]
 
 
@@ -147,8 +144,5 @@ def _covers(found: Columns, window: NDArray[Any]) -> bool:
 
 def _alerts(data: Any) -> list[dict[str, Any]]:
     """The alerts of one step; none where somebody else wrote under our name."""
-    try:
-        found = json.loads(np.asarray(data).item())
-    except (TypeError, ValueError):
-        return []
-    return [alert for alert in found if isinstance(alert, dict)] if isinstance(found, list) else []
+    values = np.asarray(data).ravel().tolist()
+    return [alert for text in values if isinstance(text, str | bytes) for alert in read_alerts(text)]

@@ -8,6 +8,8 @@ import struct
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -130,8 +132,40 @@ def test_what_is_not_there_is_said_and_tensorboard_serves_on(address: str) -> No
     status, body = fetch(f"{address}{PLUGIN}/series?run=no&metric=such")
     assert status == 404
     assert json.loads(body)["error"] == "run 'no' has no readings under 'collapse/such'"
-    assert fetch(f"{address}{PLUGIN}/series?run=healthy&metric=token_similarity&from=x&columns=y")[0] == 200
+    status, body = fetch(f"{address}{PLUGIN}/alerts?run=no")
+    assert (status, json.loads(body)["error"]) == (404, "there is no run 'no' with data of collapse_monitor")
+    assert fetch_json(f"{address}{PLUGIN}/alerts?run=healthy") == []
     assert fetch_json(f"{address}data/plugin/scalars/tags")["healthy"]
+
+
+WHOLE_HEALTHY = "run=healthy&metric=token_similarity"
+
+
+@pytest.mark.parametrize(
+    ("route", "said"),
+    [
+        ("series", "run is missing: /index lists the runs and their metrics"),
+        ("series?run=healthy", "metric is missing: /index lists the runs and their metrics"),
+        (f"series?{WHOLE_HEALTHY}&from=x", "from='x': expected a number"),
+        (f"series?{WHOLE_HEALTHY}&to=nan", "to='nan': expected a number"),
+        (f"series?{WHOLE_HEALTHY}&columns=-5", "columns='-5': expected a whole number from 1 to 4096"),
+        (f"series?{WHOLE_HEALTHY}&columns={'9' * 60}", f"columns='{'9' * 40}': expected a whole number from 1 to 4096"),
+        ("heads?run=healthy&metric=max_logit", "layer is missing: the index of a layer, from 0 on"),
+        ("heads?run=healthy&metric=max_logit&layer=1.5", "layer='1.5': expected a whole number from 0 to 1000000"),
+        ("alerts?run=", "run is missing: /index lists the runs and their metrics"),
+    ],
+)
+def test_a_request_that_cannot_be_meant_is_answered_with_a_sentence(route: str, said: str, address: str) -> None:
+    status, body = fetch(f"{address}{PLUGIN}/{route}")
+    assert (status, json.loads(body)["error"]) == (400, said)
+
+
+@pytest.mark.parametrize("route", ["index", f"series?{WHOLE_HEALTHY}", "alerts?run=healthy", "static/index.js"])
+def test_only_reading_is_allowed(route: str, address: str) -> None:
+    with pytest.raises(urllib.error.HTTPError, match="405") as refused:
+        urllib.request.urlopen(urllib.request.Request(f"{address}{PLUGIN}/{route}", method="DELETE"))
+    assert refused.value.headers["Allow"] == "GET, HEAD"
+    assert json.load(refused.value)["error"] == "DELETE changes nothing here: everything is read with GET"
 
 
 @pytest.mark.parametrize("load_fast", ["true", "false"])
@@ -213,12 +247,15 @@ def test_what_others_wrote_under_our_name_is_passed_over(tmp_path: Path) -> None
         for tag, plugin, content, text in [
             ("collapse/x", naming.PLUGIN, b"no json", b"1"),
             ("collapse/y", naming.PLUGIN, b"[1]", b"1"),
+            ("collapse/z", naming.PLUGIN, b'{"v":"one","metric":["z"],"layers":7}', b"1"),
+            ("collapse_heads/token_similarity", naming.PLUGIN, b'{"v":1,"metric":"token_similarity","site_layers":[0]}', b"1"),
             ("other", naming.ALERT_PLUGIN, b"", b"x"),
         ]:
             value = summary.value.add(tag=tag)
             value.metadata.data_class = DATA_CLASS_TENSOR
             value.metadata.plugin_data.plugin_name, value.metadata.plugin_data.content = plugin, content
             value.tensor.dtype = DT_STRING
+            value.tensor.tensor_shape.dim.add(size=1)
             value.tensor.string_val.append(text)
         writer._get_file_writer().add_summary(summary, step)
     writer.close()

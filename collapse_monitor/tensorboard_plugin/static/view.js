@@ -132,7 +132,7 @@ export class View {
       heads: null,
     };
     this.data.healthy = this.healthyRange();
-    if (state.layer !== null && state.layer >= series[0].rows) state.layer = null; // chosen in a deeper run
+    if (!(Number.isInteger(state.layer) && state.layer >= 0 && state.layer < series[0].rows)) state.layer = null; // chosen in a deeper run
     if (state.step === null && state.layer === null) Object.assign(state, firstLook(series[0], this.data.about, alerts));
     this.data.difference = other ? prepare(differenceOf(series[0], series[1])) : null;
     this.say(
