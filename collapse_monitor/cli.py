@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
 
 from collapse_monitor import __version__
 from collapse_monitor.commands import Command, check, demo, doctor, probe, read, report
+from collapse_monitor.commands.logs import sentence
+from collapse_monitor.report.content import printable
 
 COMMANDS: dict[str, Command] = {"report": report, "check": check, "read": read, "doctor": doctor, "probe": probe, "demo": demo}
 
@@ -16,15 +19,19 @@ COMMANDS: dict[str, Command] = {"report": report, "check": check, "read": read, 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status. What a user can mend is said in one sentence, with status 2."""
     options = _parser().parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # What the encoding of a terminal lacks is spelled out instead of being an error.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         status = COMMANDS[options.command].run(options)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except BrokenPipeError:
         # Whoever reads has seen enough, as `head` does.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (OSError, ValueError, ImportError) as error:
-        print(f"collapse-monitor {options.command}: {error}", file=sys.stderr)
+        print(f"collapse-monitor {options.command}: {printable(sentence(error))}", file=sys.stderr)
         return 2
     return status
 

@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from collapse_monitor.records import Severity
+    from collapse_monitor.report.content import printable
     from collapse_monitor.report.html.story import tell
 
     runs, unreadable = read_each("check", options.logs)
@@ -38,8 +39,9 @@ def run(options: argparse.Namespace) -> int:
         failed |= bool(grave)
         for chapter in grave:
             over = "" if chapter.over is None else f" (over at step {chapter.over})"
-            print(f"{chapter.alert.severity.upper()}  {story.run.path}, step {chapter.alert.step}: {chapter.alert.message}{over}")
+            said = printable(f"{story.run.path}, step {chapter.alert.step}: {' '.join(chapter.alert.message.split())}{over}")
+            print(f"{chapter.alert.severity.upper()}  {said}")
         if not grave:
             milder = f"; milder than {bound}: {', '.join(mild)}" if mild else ""
-            print(f"healthy  {story.run.path}, steps {story.run.steps[0]} to {story.run.steps[-1]}{milder}")
+            print(f"healthy  {printable(str(story.run.path))}, steps {story.run.steps[0]} to {story.run.steps[-1]}{printable(milder)}")
     return 2 if unreadable else int(failed)

@@ -25,6 +25,7 @@ def add_logs(parser: argparse.ArgumentParser) -> None:
 
 def read_each(command: str, logs: Sequence[Path]) -> tuple[list[Run], int]:
     """The runs in all logs, in natural order, each once; what cannot be read is said on standard error and counted."""
+    from collapse_monitor.report.content import printable
     from collapse_monitor.report.reader import read_runs
 
     runs: dict[Path, Run] = {}
@@ -34,9 +35,20 @@ def read_each(command: str, logs: Sequence[Path]) -> tuple[list[Run], int]:
             runs.update({run.path.resolve(): run for run in read_runs(log)})
         except (OSError, ValueError) as error:
             unreadable += 1
-            sentence = str(error) if str(log) in str(error) else f"{log}: {error}"
-            print(f"collapse-monitor {command}: {sentence}", file=sys.stderr)
+            said = sentence(error)
+            print(f"collapse-monitor {command}: {printable(said if str(log) in said else f'{log}: {said}')}", file=sys.stderr)
     return sorted(runs.values(), key=lambda run: natural(str(run.path))), unreadable
+
+
+def sentence(error: Exception) -> str:
+    """What an error says; those of the operating system without number and quotes.
+
+    >>> sentence(PermissionError(13, "Permission denied", "logs"))
+    'logs: permission denied'
+    """
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror.lower()}" if error.filename else error.strerror
+    return str(error)
 
 
 def natural(text: str) -> list[tuple[bool, int, str]]:

@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
         write_rows(runs, sys.stdout, heads=options.heads, wide=options.wide)
     else:
         options.csv.parent.mkdir(parents=True, exist_ok=True)
-        with options.csv.open("w", newline="", encoding="utf-8") as file:
+        with options.csv.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
             lines = write_rows(runs, file, heads=options.heads, wide=options.wide)
         print(f"{options.csv}: {lines} lines")
     return 2 if unreadable else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,17 @@ def parse_json(text: str | bytes) -> Any:
         return json.loads(text, parse_constant=lambda _: None)
     except (ValueError, RecursionError):
         return None
+
+
+def printable(text: str) -> str:
+    """Text of others on one line and without a command to a terminal: control characters are spelled out.
+
+    >>> print(printable("block\x1b[31m\\n7"))
+    block\\x1b[31m\\x0a7
+    """
+    return _CONTROL.sub(
+        lambda found: found[0].encode("ascii", "backslashreplace").decode() if found[0] > "\xff" else f"\\x{ord(found[0]):02x}", text
+    )
 
 
 def read_about(data: bytes) -> dict[str, Any]:
@@ -43,6 +55,10 @@ def read_alerts(text: str | bytes) -> list[dict[str, Any]]:
     """
     found = parse_json(text)
     return [record for record in found if _is_alert(record)] if isinstance(found, list) else []
+
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Commands, ends of lines, changes of the direction, and bytes of file names that are no text."""
 
 
 def _is_alert(record: Any) -> bool:

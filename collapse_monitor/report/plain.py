@@ -9,6 +9,7 @@ import numpy as np
 
 from collapse_monitor.judge.wording import number
 from collapse_monitor.records import Evidence, Severity
+from collapse_monitor.report.content import printable
 from collapse_monitor.report.html.story import Chapter, Story
 
 WIDTH = 100
@@ -17,9 +18,9 @@ WIDTH = 100
 
 def tell_plainly(story: Story) -> str:
     """Verdict, then of each finding when, where, why and what to do."""
-    lines = [str(story.run.path), *textwrap.wrap(story.verdict, WIDTH)]
+    lines = [printable(str(story.run.path)), *textwrap.wrap(printable(story.verdict), WIDTH)]
     for index, chapter in enumerate(story.chapters, start=1):
-        lines += ["", f"{index}. {chapter.title} ({chapter.alert.severity})", *_told(chapter, story.run.layers)]
+        lines += ["", f"{index}. {printable(chapter.title)} ({chapter.alert.severity})", *_told(chapter, story.run.layers)]
     return "\n".join(lines)
 
 
@@ -46,7 +47,7 @@ def _told(chapter: Chapter, layers: Sequence[str]) -> Iterable[str]:
 def _paragraph(word: str, text: str) -> list[str]:
     indent = " " * 10
     further = indent + ("  " if text.startswith("- ") else "")
-    return textwrap.wrap(text, WIDTH, initial_indent=f"   {word:7}", subsequent_indent=further)
+    return textwrap.wrap(printable(" ".join(text.split())), WIDTH, initial_indent=f"   {word:7}", subsequent_indent=further)
 
 
 def _read(evidence: Evidence) -> str:
@@ -64,9 +65,9 @@ def _summary(story: Story) -> tuple[str, str, str, str, str]:
     return (
         "healthy" if story.severity is None else str(story.severity),
         _worst_layer(story),
-        "-" if first is None else f"{first.step} {first.rule}",
+        "-" if first is None else printable(f"{first.step} {first.rule}"),
         str(run.steps[-1]) if len(run.steps) else "-",
-        str(run.path),
+        printable(str(run.path)),
     )
 
 
@@ -79,4 +80,4 @@ def _worst_layer(story: Story) -> str:
         named = (int(np.nanargmax(last)),) if np.isfinite(last).any() else ()
     if not named:
         return "-"
-    return f"{named[0]} {layers[named[0]]}" if named[0] < len(layers) else str(named[0])
+    return printable(f"{named[0]} {layers[named[0]]}") if named[0] < len(layers) else str(named[0])

@@ -16,6 +16,7 @@ from collapse_monitor.records import Alert, Snapshot, check_version
 from collapse_monitor.report.content import parse_json, read_alerts
 from collapse_monitor.report.envelope import RANGE
 from collapse_monitor.report.events import read_events
+from collapse_monitor.report.files import find_files
 
 Rows = Mapping[int, NDArray[Any]]
 
@@ -142,22 +143,17 @@ def read_runs(path: str | os.PathLike[str]) -> tuple[Run, ...]:
     if path.is_file() and "tfevents" not in path.name:
         return (_read_jsonl(path),)
     runs: dict[Path, list[Path]] = {}
-    for file in [path] if path.is_file() else _files(path, "*tfevents*"):
+    for file in [path] if path.is_file() else find_files(path, "*tfevents*"):
         runs.setdefault(file.parent, []).append(file)
     found = [run for folder, files in sorted(runs.items()) if (run := _read_folder(folder, files)) is not None]
     if path.is_dir():
         # JSON lines in the folder of a run, or below it, say the same once more.
         folders = {run.path for run in found}
-        lines = [file for file in _files(path, "*.jsonl") if folders.isdisjoint(file.parents) and _is_ours(file)]
+        lines = [file for file in find_files(path, "*.jsonl") if folders.isdisjoint(file.parents) and _is_ours(file)]
         found = sorted([*found, *map(_read_jsonl, lines)], key=lambda run: run.path)
     if not found:
         raise FileNotFoundError(f"{path}: nothing written by collapse_monitor in it")
     return tuple(found)
-
-
-def _files(folder: Path, pattern: str) -> list[Path]:
-    """Files by name; no folders, and no links to what is gone."""
-    return sorted(path for path in folder.rglob(pattern) if path.is_file())
 
 
 def _read_folder(folder: Path, files: Sequence[Path]) -> Run | None:

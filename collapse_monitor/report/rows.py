@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any, TextIO
 
+from collapse_monitor.report.content import printable
 from collapse_monitor.report.reader import Run
 
 LONG = ("run", "step", "metric", "unit", "layer", "name", "head", "value")
@@ -35,15 +36,20 @@ def write_rows(runs: Sequence[Run], file: TextIO, *, heads: bool = False, wide: 
 
 def describe_run(run: Run) -> str:
     """What is in a run: steps, layers, and each metric with its unit and how it was logged."""
-    metrics = [(metric, run.unit(metric), "heads" if metric in run.head_metrics else "") for metric in run.metrics]
+    metrics = [(printable(metric), run.unit(metric), "heads" if metric in run.head_metrics else "") for metric in run.metrics]
     widths = [max((len(row[index]) for row in metrics), default=0) for index in range(2)]
     return "\n".join(
         [
-            str(run.path),
-            f"{len(run.steps)} steps from {run.steps[0]} to {run.steps[-1]}, {len(run.layers)} layers, {len(run.alerts)} alerts",
+            printable(str(run.path)),
+            f"{_count(len(run.steps), 'step')} from {run.steps[0]} to {run.steps[-1]}, {_count(len(run.layers), 'layer')}, "
+            f"{_count(len(run.alerts), 'alert')}",
             *(f"  {metric:{widths[0]}}  {unit:{widths[1]}}  {kind}".rstrip() for metric, unit, kind in metrics),
         ]
     )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _metrics(run: Run, heads: bool) -> tuple[str, ...]:

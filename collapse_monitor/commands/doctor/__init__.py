@@ -14,6 +14,7 @@ import textwrap
 from pathlib import Path
 
 from collapse_monitor.commands.doctor.findings import Found, State
+from collapse_monitor.report.content import printable
 
 SUMMARY = "why there is no tab in TensorBoard, or nothing in it"
 
@@ -40,6 +41,6 @@ def run(options: argparse.Namespace) -> int:
 
 def _told(one: Found) -> str:
     lines = textwrap.wrap(
-        one.what, 110, initial_indent=f"{one.state:7}", subsequent_indent=_INDENT, break_long_words=False, break_on_hyphens=False
+        printable(one.what), 110, initial_indent=f"{one.state:7}", subsequent_indent=_INDENT, break_long_words=False, break_on_hyphens=False
     )
-    return "\n".join([*lines, *(f"{_INDENT}next: {step}" for step in one.steps)])
+    return "\n".join([*lines, *(f"{_INDENT}next: {printable(step)}" for step in one.steps)])

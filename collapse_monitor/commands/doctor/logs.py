@@ -13,6 +13,7 @@ from collapse_monitor.commands.logs import natural
 from collapse_monitor.records import FORMAT_VERSION
 from collapse_monitor.report.content import parse_json, read_alerts
 from collapse_monitor.report.events import read_events
+from collapse_monitor.report.files import find_files
 from collapse_monitor.report.integrity import Integrity, inspect_events
 
 RECENT = 120.0
@@ -28,7 +29,7 @@ def examine_logs(path: Path, fast: bool) -> list[Found]:
         return [
             wrong(f"{path}: no such file or folder", "give the folder that your logger writes to, for Lightning by default: lightning_logs")
         ]
-    files = [path] if path.is_file() else sorted((file for file in path.rglob("*") if file.is_file()), key=lambda file: natural(str(file)))
+    files = [path] if path.is_file() else sorted(find_files(path), key=lambda file: natural(str(file)))
     events = [file for file in files if "tfevents" in file.name]
     found: list[Found] = []
     ours = in_events = False

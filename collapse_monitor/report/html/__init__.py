@@ -39,4 +39,5 @@ def _name(runs: Sequence[tuple[Path, Run]]) -> dict[str, Run]:
         run.path.relative_to(path).as_posix() if run.path != path and run.path.is_relative_to(path) else run.path.name for path, run in runs
     ]
     names = [name if short.count(name) == 1 else run.path.as_posix() for name, (_, run) in zip(short, runs, strict=True)]
+    names = [name.encode("utf-8", "backslashreplace").decode() for name in names]  # a file's name may hold bytes that are no text
     return dict(zip(names, (run for _, run in runs), strict=True))

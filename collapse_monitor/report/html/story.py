@@ -79,13 +79,23 @@ class Story:
 
     @property
     def verdict(self) -> str:
-        steps = len(self.run.steps)
-        read = f"{steps} readings from step {self.run.steps[0]} to {self.run.steps[-1]}" if steps else "no readings"
+        read = _span(self.run.steps.tolist())
         if self.severity is None:
             return f"Healthy: nothing was found in {read}."
         found = [chapter for chapter in self.chapters if chapter.alert.severity is not Severity.INFO]
         names = ", ".join(dict.fromkeys(f"{chapter.title}{' (over)' if chapter.over is not None else ''}" for chapter in found))
         return f"{'Critical' if self.severity is Severity.CRITICAL else 'Worth a look'}: {names}. {read.capitalize()}."
+
+
+def _span(steps: Sequence[int]) -> str:
+    """How much was read.
+
+    >>> _span([0, 50]), _span([50])
+    ('2 readings from step 0 to 50', '1 reading, of step 50')
+    """
+    if len(steps) < 2:
+        return f"1 reading, of step {steps[0]}" if steps else "no readings"
+    return f"{len(steps)} readings from step {steps[0]} to {steps[-1]}"
 
 
 def tell(run: Run) -> Story:
