@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from functools import partial
 from typing import Any
 
@@ -326,3 +327,27 @@ def test_a_block_skipped_at_first_is_read_when_it_runs_and_its_attention_after_t
         assert ("blocks.1" in monitor.latest.missing) == bool(skipped)
         sites.append(len(monitor.latest.attention_sites))
     assert sites == [2, 2, 3, 3, 3]
+
+
+class Unused(torch.autograd.Function):
+    """A result of which backward says that it does not depend on what was given."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.sum()
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> None:
+        return None
+
+
+@pytest.mark.parametrize("written_out", [False, True])
+def test_a_backward_that_has_no_gradient_to_give_goes_through(written_out: bool) -> None:
+    """Torch calls a hook on such a tensor with None."""
+    model = Model(written_out=written_out)
+    monitor = cm.Monitor(model, every=1, budget=None, on_error="raise")
+    for step in range(2):
+        with monitor.observe(step):
+            Unused.apply(model(batch())).backward()
+        assert monitor.latest is not None
+        assert all(math.isnan(value) for value in monitor.latest.series("gradient_norm"))

@@ -105,10 +105,11 @@ class GradientHooks:
         if not tensor.requires_grad:
             return False
 
-        def hook(gradient: Tensor) -> None:
+        def hook(gradient: Tensor | None) -> None:
             self.heard = True
-            with torch._C.DisableTorchFunction():
-                receive(gradient)
+            if gradient is not None:  # backward came by, and had nothing to give
+                with torch._C.DisableTorchFunction():
+                    receive(gradient)
 
         self._handles.append(tensor.register_hook(hook))
         return True

@@ -79,11 +79,13 @@ class Reader:
     def watch(self, tensor: Tensor, receive: Callable[[Tensor], None]) -> None:
         """Hand dL/d(tensor) to `receive` in backward, guarded like everything else."""
 
+        def take(gradient: Tensor) -> None:
+            values = gradient.values() if is_jagged(gradient) else gradient
+            if is_plain(values):
+                receive(values)
+
         def hear(gradient: Tensor) -> None:
-            if is_jagged(gradient):
-                gradient = gradient.values()
-            if is_plain(gradient):
-                self.guarded("gradient", receive, gradient)
+            self.guarded("gradient", take, gradient)
 
         if (is_plain(tensor) or is_jagged(tensor)) and not torch.is_inference_mode_enabled():
             self._gradients.watch(tensor, hear)
