@@ -1,7 +1,7 @@
 """Whether runs were healthy, as an exit status for scripts and continuous integration.
 
 Exit status: 0 if no alert of the severity given, or of a graver one, has fired in any run; 1 if one has, also if it was
-resolved later: it is printed; 2 if a log cannot be read or holds nothing, whatever was found in the others.
+resolved later: it is printed; 2 if a log cannot be read or holds no reading, whatever was found in the others.
 
   collapse-monitor check logs/run7 --fail-on warning
 """
@@ -32,8 +32,12 @@ def run(options: argparse.Namespace) -> int:
 
     runs, unreadable = read_each("check", options.logs)
     bound = Severity(options.fail_on)
-    failed = False
+    failed = blank = False
     for story in map(tell, runs):
+        if story.blank:
+            blank = True
+            print(f"no data  {printable(str(story.run.path))}: no layer could be read; a snapshot's `missing` says why")
+            continue
         grave = [chapter for chapter in story.chapters if chapter.alert.severity.rank >= bound.rank]
         mild = [f"{chapter.alert.rule} ({chapter.alert.severity})" for chapter in story.chapters if chapter not in grave]
         failed |= bool(grave)
@@ -44,4 +48,4 @@ def run(options: argparse.Namespace) -> int:
         if not grave:
             milder = f"; milder than {bound}: {', '.join(mild)}" if mild else ""
             print(f"healthy  {printable(str(story.run.path))}, steps {story.run.steps[0]} to {story.run.steps[-1]}{printable(milder)}")
-    return 2 if unreadable else int(failed)
+    return 2 if unreadable or blank else int(failed)

@@ -63,7 +63,7 @@ def _summary(story: Story) -> tuple[str, str, str, str, str]:
     alerts = [alert for alert in run.alerts if alert.state == "firing" and alert.severity is not Severity.INFO]
     first = min(alerts, key=lambda alert: alert.step, default=None)
     return (
-        "healthy" if story.severity is None else str(story.severity),
+        "no data" if story.blank else "healthy" if story.severity is None else str(story.severity),
         _worst_layer(story),
         "-" if first is None else printable(f"{first.step} {first.rule}"),
         str(run.steps[-1]) if len(run.steps) else "-",

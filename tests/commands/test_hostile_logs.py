@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -107,3 +108,19 @@ def test_a_log_of_one_reading(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "1 reading, of step 0." in " ".join(capsys.readouterr().out.split())
     assert main(["read", str(path)]) == 0
     assert "1 step from 0 to 0, 4 layers, 1 alert\n" in capsys.readouterr().out
+
+
+def test_a_run_of_which_nothing_was_read_is_not_called_healthy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "log.jsonl"
+    sink = JSONLSink(log)
+    for step in range(3):
+        snapshot = make_snapshot(step)
+        unread = {name: (math.nan,) * len(values) for name, values in snapshot.blocks.items()}
+        sink.write(replace(snapshot, blocks=unread, attention={}), [])
+    sink.close()
+    assert main(["check", str(log)]) == 2
+    assert capsys.readouterr().out.startswith("no data")
+    assert main(["report", str(log), "--text"]) == 0
+    assert "No verdict: no layer could be read in 3 readings" in capsys.readouterr().out
+    assert main(["report", str(log), "--summary"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].startswith("no data")

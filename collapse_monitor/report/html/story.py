@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from collapse_monitor.judge.catalogue import CATALOGUE
 from collapse_monitor.judge.wording import ranges
 from collapse_monitor.records import Alert, Evidence, Severity
@@ -78,8 +80,15 @@ class Story:
         return max(grave, key=lambda severity: severity.rank) if grave else None
 
     @property
+    def blank(self) -> bool:
+        """Whether nothing fired and nothing was read: that is not health."""
+        return self.severity is None and not any(np.isfinite(self.run.series(metric)).any() for metric in self.run.metrics)
+
+    @property
     def verdict(self) -> str:
         read = _span(self.run.steps.tolist())
+        if self.blank:
+            return f"No verdict: no layer could be read in {read}. A snapshot's `missing` says why."
         if self.severity is None:
             return f"Healthy: nothing was found in {read}."
         found = [chapter for chapter in self.chapters if chapter.alert.severity is not Severity.INFO]
