@@ -17,6 +17,8 @@ from tests.capture.models import loss_of
 from tests.capture.projected import WIDTH, Projected, Separate, Stack, Weights, each_projected, heads_of
 from tests.watching import strict
 
+pytestmark = pytest.mark.slow
+
 READINGS = ("qk_spectral_norm", "value_condition")
 METRICS = (*READINGS, "qk_to_v_weight_gradient", "attention_uniformity")
 

@@ -16,6 +16,8 @@ from collapse_monitor.report import JSONLSink, TensorBoardSink
 from collapse_monitor.report.files import find_files
 from tests.synthetic import make_alert, make_snapshot
 
+pytestmark = pytest.mark.slow
+
 EVIL = "\x1b[31m\r\n\x00\u202e</script>"
 
 

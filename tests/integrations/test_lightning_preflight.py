@@ -11,7 +11,10 @@ from torch import nn
 from collapse_monitor.testing import PureAttention
 from tests.integrations.lit import WORDS, loader, module, trainer, watch
 
-pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`"),
+]
 
 
 class Readout(nn.Module):

@@ -18,11 +18,14 @@ from tests.integrations.lit import (
     watch,
 )
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:You defined a `validation_step` but have no `val_dataloader`",
-    "ignore:Checkpoint directory .* exists and is not empty",
-    "ignore:You're resuming from a checkpoint that ended before the epoch ended",
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings(
+        "ignore:You defined a `validation_step` but have no `val_dataloader`",
+        "ignore:Checkpoint directory .* exists and is not empty",
+        "ignore:You're resuming from a checkpoint that ended before the epoch ended",
+    ),
+]
 
 
 @pytest.mark.parametrize("pl", EITHER)
