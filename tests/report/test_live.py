@@ -15,6 +15,8 @@ from tests.integrations.lit import PACKAGES
 from tests.screen import ROOT, seen
 from tests.synthetic import make_alert, make_snapshot
 
+pytestmark = pytest.mark.slow
+
 TRAINING = """
 import logging, warnings
 warnings.simplefilter("ignore")
@@ -122,8 +124,6 @@ import logging, sys
 from rich.progress import Progress
 import collapse_monitor as cm
 from tests.synthetic import make_snapshot
-
-pytestmark = pytest.mark.slow
 sys.setswitchinterval(1e-5)
 for run in range(30):
     with Progress(refresh_per_second=300) as progress:
