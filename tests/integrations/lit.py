@@ -20,6 +20,12 @@ PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 EITHER = ["pytorch_lightning", pytest.param("lightning.pytorch", marks=pytest.mark.slow)]
 """The same, where a quick look at one of them will do."""
 WORDS, TOKENS = 64, 9
+QUIET = pytest.mark.filterwarnings(
+    "ignore:You defined a `validation_step` but have no `val_dataloader`",
+    "ignore:Checkpoint directory .* exists and is not empty",
+    "ignore:You're resuming from a checkpoint that ended before the epoch ended",
+)
+"""What these small runs make Lightning warn of, and mean to."""
 
 
 def package(name: str) -> Any:

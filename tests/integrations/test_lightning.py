@@ -16,6 +16,7 @@ from tests.integrations.lit import (
     BLOCKS,
     EITHER,
     FORMS,
+    QUIET,
     changed,
     form,
     hooks_on,
@@ -29,11 +30,7 @@ from tests.integrations.lit import (
     watch,
 )
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:You defined a `validation_step` but have no `val_dataloader`",
-    "ignore:Checkpoint directory .* exists and is not empty",
-    "ignore:You're resuming from a checkpoint that ended before the epoch ended",
-)
+pytestmark = QUIET
 
 
 def x_values(folder: Path, tag: str) -> list[int]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from collapse_monitor.integrations.lightning import CollapseCallback
 from collapse_monitor.records import Condition, Snapshot
 from tests.integrations.lit import (
+    QUIET,
     assert_same,
     by_hand,
     changed,
@@ -25,14 +26,7 @@ from tests.integrations.lit import (
     watch,
 )
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings(
-        "ignore:You defined a `validation_step` but have no `val_dataloader`",
-        "ignore:Checkpoint directory .* exists and is not empty",
-        "ignore:You're resuming from a checkpoint that ended before the epoch ended",
-    ),
-]
+pytestmark = [pytest.mark.slow, QUIET]
 
 
 class Boom(Exception):

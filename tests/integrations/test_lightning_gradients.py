@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from collapse_monitor.records import Snapshot
 from tests.integrations.lit import (
+    QUIET,
     by_hand,
     changed,
     form,
@@ -19,14 +20,7 @@ from tests.integrations.lit import (
     watch,
 )
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings(
-        "ignore:You defined a `validation_step` but have no `val_dataloader`",
-        "ignore:Checkpoint directory .* exists and is not empty",
-        "ignore:You're resuming from a checkpoint that ended before the epoch ended",
-    ),
-]
+pytestmark = [pytest.mark.slow, QUIET]
 
 
 def gradients(snapshot: Snapshot) -> dict[str, list[float]]:

@@ -16,6 +16,7 @@ from collapse_monitor.integrations.lightning import CollapseCallback
 from collapse_monitor.records import Snapshot
 from tests.integrations.lit import (
     FORMS,
+    QUIET,
     changed,
     fires_at,
     form,
@@ -26,14 +27,7 @@ from tests.integrations.lit import (
     watch,
 )
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings(
-        "ignore:You defined a `validation_step` but have no `val_dataloader`",
-        "ignore:Checkpoint directory .* exists and is not empty",
-        "ignore:You're resuming from a checkpoint that ended before the epoch ended",
-    ),
-]
+pytestmark = [pytest.mark.slow, QUIET]
 
 
 def losses_alike(snapshot: Snapshot, other: Snapshot) -> bool:

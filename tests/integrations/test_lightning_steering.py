@@ -10,6 +10,7 @@ import torch
 from collapse_monitor.records import Severity
 from tests.integrations.lit import (
     EITHER,
+    QUIET,
     fires_at,
     loader,
     module,
@@ -18,14 +19,7 @@ from tests.integrations.lit import (
     watch,
 )
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings(
-        "ignore:You defined a `validation_step` but have no `val_dataloader`",
-        "ignore:Checkpoint directory .* exists and is not empty",
-        "ignore:You're resuming from a checkpoint that ended before the epoch ended",
-    ),
-]
+pytestmark = [pytest.mark.slow, QUIET]
 
 
 @pytest.mark.parametrize("pl", EITHER)

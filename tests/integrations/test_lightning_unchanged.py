@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tests.integrations.lit import (
     BLOCKS,
+    QUIET,
     assert_same,
     by_hand,
     changed,
@@ -21,14 +22,7 @@ from tests.integrations.lit import (
     watch,
 )
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings(
-        "ignore:You defined a `validation_step` but have no `val_dataloader`",
-        "ignore:Checkpoint directory .* exists and is not empty",
-        "ignore:You're resuming from a checkpoint that ended before the epoch ended",
-    ),
-]
+pytestmark = [pytest.mark.slow, QUIET]
 
 
 @pytest.mark.parametrize(
