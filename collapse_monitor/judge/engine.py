@@ -138,12 +138,13 @@ class Judge:
         return list(self._outlook)
 
     def _look_ahead(self, step: int) -> None:
-        """Tell of a forecast when there is one, and again only when there was none for a while."""
+        """Tell of a forecast when there is one, and again only when there was none for a while. An alert tells its own."""
         if self.history.checks % LOOK_AHEAD_CHECKS:
             return
         self._outlook = forecasts(self.history)
+        quiet = not any(self._firing().values())
         for one in self._outlook:
-            if self.history.checks - self._foretold.get(one.metric, -RECENT_CHECKS) >= RECENT_CHECKS:
+            if quiet and self.history.checks - self._foretold.get(one.metric, -RECENT_CHECKS) >= RECENT_CHECKS:
                 _log.info("step %d, nothing fires yet: %s", step, one.sentence)
             self._foretold[one.metric] = self.history.checks
 

@@ -99,6 +99,18 @@ def test_a_forecast_is_told_once_in_the_log_and_while_it_holds_in_the_table(capl
     assert judge.outlook[0].sentence.startswith("token_similarity of layers 0-3 reaches 0.9 in about")
 
 
+def test_while_something_fires_no_forecast_says_that_nothing_does(caplog: pytest.LogCaptureFixture) -> None:
+    """`branch_ratio` begins to fall when tokens have been alike for long."""
+    judge = Judge(["oversmoothing", "bypassed_attention"])
+    with caplog.at_level("INFO", logger="collapse_monitor"):
+        for check in range(56):
+            ratio = 0.3 if check < 32 else 0.3 * 0.92 ** (check - 32)
+            judge.check(make_snapshot(10 * check, similarity=0.3 if check < 24 else 0.95, blocks={"branch_ratio": ratio}))
+    assert [forecast.metric for forecast in judge.outlook] == ["branch_ratio"]
+    assert judge.status["oversmoothing"] == "firing"
+    assert not [record for record in caplog.records if "nothing fires yet" in record.getMessage()]
+
+
 def test_an_alert_says_when_the_next_bound_is_reached() -> None:
     """From .3 on 1 - similarity falls by 6 % per check: .9 is passed, .99 comes log(10) / .06 = 38 checks of 10 steps later."""
     course = [0.3] * 24 + [1 - 0.7 * np.exp(-0.06 * check) for check in range(40)]
