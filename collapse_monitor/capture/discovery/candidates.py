@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 from dataclasses import dataclass
 
-from collapse_monitor.capture.discovery.graph import Frame, Graph, Operation, Value
+from collapse_monitor.capture.discovery.graph import Frame, Graph
 from collapse_monitor.capture.discovery.semantics import ADDITIONS, PERMUTES, RESHAPES
 from collapse_monitor.capture.discovery.sites import FoundSite
 from collapse_monitor.capture.discovery.tree import ModuleTree, parent_of, prefixes
@@ -118,7 +118,7 @@ def _adds_residual(name: str, runs: Runs, site: FoundSite | None = None) -> bool
         given = {value.index for value in frame.inputs if made is not None or not value.static}
         for operation in runs.graph.operations[frame.first : frame.last + 1]:
             if operation.name in ADDITIONS and any(value.index in given for value in operation.inputs):
-                if made is None or any(value.index not in given and _stems_from(value, made) for value in operation.inputs):
+                if made is None or any(value.index not in given and value.stems_from(made) for value in operation.inputs):
                     return True
             if operation.name in _VIEWS and operation.inputs[0].index in given:
                 given |= {value.index for value in operation.outputs}
@@ -130,13 +130,9 @@ def joins_a_stream(site: FoundSite, runs: Runs) -> bool:
     made = site.first.consumer or site.first.operation
     for operation in runs.graph.operations[made.index + 1 :]:
         operands = [value for value in operation.inputs if not value.static]
-        if operation.name in ADDITIONS and len(operands) > 1 and [_stems_from(value, made) for value in operands].count(True) == 1:
+        if operation.name in ADDITIONS and len(operands) > 1 and [value.stems_from(made) for value in operands].count(True) == 1:
             return True
     return False
-
-
-def _stems_from(value: Value, made: Operation) -> bool:
-    return value.producer is not None and bool(value.producer.ancestry >> made.index & 1)
 
 
 def _numbered_siblings(name: str, parent: str, tree: ModuleTree, runs: Runs) -> bool:

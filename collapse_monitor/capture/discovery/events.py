@@ -280,7 +280,7 @@ def _sink_columns(source: Value, axis: int, product: Operation) -> tuple[int, in
 def _is_sink(column: Value, axis: int, product: Operation) -> bool:
     if column.static:
         return True
-    if column.shape[axis] != 1 or (column.producer is not None and column.producer.ancestry >> product.index & 1):
+    if column.shape[axis] != 1 or column.stems_from(product):
         return False
     made = [operation.product for operation in products_above(column, ())]
     return bool(made) and all(part is not None and (part.left.static or part.right.static) for part in made)

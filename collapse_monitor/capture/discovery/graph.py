@@ -25,6 +25,10 @@ class Value:
     parameter: str | None = None
     outside: bool = False
 
+    def stems_from(self, operation: Operation) -> bool:
+        """Whether this operation went into it, directly or through others."""
+        return self.producer is not None and bool(self.producer.ancestry >> operation.index & 1)
+
 
 @dataclass(slots=True, eq=False)
 class Product:

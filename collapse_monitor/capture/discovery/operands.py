@@ -214,4 +214,4 @@ def _broadcasts(own: Sequence[int], shape: Sequence[int]) -> bool:
 
 def _stems_from(value: Value, target: Value) -> bool:
     made = target.producer
-    return value is target or (value.producer is not None and made is not None and bool(value.producer.ancestry >> made.index & 1))
+    return value is target or (made is not None and value.stems_from(made))

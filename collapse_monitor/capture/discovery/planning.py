@@ -14,9 +14,9 @@ from collapse_monitor.capture.discovery.events import FUSED, Event
 from collapse_monitor.capture.discovery.graph import Frame, Graph, Operation, Value
 from collapse_monitor.capture.discovery.products import PRODUCTS
 from collapse_monitor.capture.discovery.projections import ProjectionFinder
-from collapse_monitor.capture.discovery.semantics import SOFTMAXES
+from collapse_monitor.capture.discovery.semantics import ADDITIONS, SOFTMAXES
 from collapse_monitor.capture.discovery.sites import FoundSite, find_attention, find_mixers, is_cross
-from collapse_monitor.capture.discovery.streams import ADDITIONS, attention_of, input_value, joins, layout_of, output_value
+from collapse_monitor.capture.discovery.streams import attention_of, input_value, joins, layout_of, output_value
 from collapse_monitor.capture.discovery.tree import ModuleTree, canonical, parent_of
 from collapse_monitor.capture.plan import AttentionPlan, BlockPlan, Kind, Place, Plan
 from collapse_monitor.capture.sampling import default_layout

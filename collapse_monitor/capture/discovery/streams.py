@@ -8,7 +8,7 @@ from collapse_monitor.capture.discovery.axes import is_feature, related
 from collapse_monitor.capture.discovery.blocks import FoundBlock
 from collapse_monitor.capture.discovery.events import Event
 from collapse_monitor.capture.discovery.graph import Graph, Operation, Value
-from collapse_monitor.capture.discovery.semantics import ADDITIONS as ADDITIONS
+from collapse_monitor.capture.discovery.semantics import ADDITIONS
 from collapse_monitor.capture.sampling import Layout, default_layout
 
 
@@ -46,7 +46,7 @@ def joins(addition: Operation, event: Event) -> int | None:
 
 
 def _descends(value: Value, event: Event) -> bool:
-    return value.producer is not None and bool(value.producer.ancestry >> event.operation.index & 1)
+    return value.stems_from(event.operation)
 
 
 def output_value(graph: Graph, block: FoundBlock, following: FoundBlock | None) -> Value | None:

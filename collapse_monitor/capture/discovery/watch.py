@@ -13,7 +13,8 @@ from collapse_monitor.capture.discovery.events import Event, recognise
 from collapse_monitor.capture.discovery.graph import Frame, Operation, Value
 from collapse_monitor.capture.discovery.planning import make_plan
 from collapse_monitor.capture.discovery.products import CONVOLUTIONS
-from collapse_monitor.capture.discovery.streams import ADDITIONS, is_hidden, joins, layout_of
+from collapse_monitor.capture.discovery.semantics import ADDITIONS
+from collapse_monitor.capture.discovery.streams import is_hidden, joins, layout_of
 from collapse_monitor.capture.discovery.trace import Trace
 from collapse_monitor.capture.hooks import GradientHooks
 from collapse_monitor.capture.masks import token_masks
