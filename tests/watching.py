@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 import math
 import threading
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from collapse_monitor.monitor import Monitor
 from collapse_monitor.records import Snapshot
@@ -37,6 +40,13 @@ def step_of(monitor: Monitor, model: nn.Module, step: int, call: Call | None = N
     snapshot = monitor.latest
     assert snapshot is not None
     return snapshot
+
+
+def second_step(model: nn.Module, call: Callable[[int], Call], **options: Any) -> Snapshot:
+    """What a monitor reads on the second of two steps, when the plan is known."""
+    with strict(model, **options) as monitor:
+        step_of(monitor, model, 0, call(0))
+        return step_of(monitor, model, 1, call(1))
 
 
 def same_readings(one: Snapshot, other: Snapshot, but: tuple[str, ...] = ()) -> bool:
@@ -77,6 +87,18 @@ class Surroundings:
             torch.is_grad_enabled(),
             [set(vars(module)) for module in model.modules()],
         )
+
+
+class Dispatched(TorchDispatchMode):
+    """Counts what reaches the device, views included."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names[str(func)] += 1
+        return func(*args, **(kwargs or {}))
 
 
 def assert_similarity(snapshot: Snapshot, outputs: list[Any], only: list[int] | None = None) -> None:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from collapse_monitor.capture.sampling import Sampler
 from collapse_monitor.capture.selection import Selection
@@ -18,19 +16,7 @@ from collapse_monitor.capture.window import Observed
 from collapse_monitor.metrics import Metric
 from tests.capture.hearing import Heard, hear
 from tests.capture.models import case_named
-from tests.watching import GPT, flat, gpt, step_of, strict
-
-
-class Operations(TorchDispatchMode):
-    """Counts what reaches the device."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.counts[str(func)] += 1
-        return func(*args, **(kwargs or {}))
+from tests.watching import GPT, Dispatched, flat, gpt, step_of, strict
 
 
 def operations_of(model: nn.Module, reads: set[str]) -> Counter[str]:
@@ -40,14 +26,14 @@ def operations_of(model: nn.Module, reads: set[str]) -> Counter[str]:
     receiver = Heard(reads=frozenset(reads))
     faults: list[object] = []
     observed = Observed(model, plan, Sampler(), receiver, lambda *fault: faults.append(fault), Selection(model, None, None, "train"))
-    with torch.no_grad(), Operations() as operations, observed:
+    with torch.no_grad(), Dispatched() as operations, observed:
         model(*args, **kwargs)
     assert not faults
     assert not observed.missing
     assert bool(receiver.attention_of) == bool(reads & {"attention", "logits", "attention_pair", "attention_batch"})
     assert bool(receiver.branch_of) == ("branch" in reads)
     assert receiver.block_of
-    return operations.counts
+    return operations.names
 
 
 @pytest.mark.parametrize("name", ["gpt-sdpa", "gpt-softmax"])

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 from collapse_monitor.once import find_sites, probe
 from tests.capture.hearing import assert_rows, both_ways, hear, valid_positions
-from tests.capture.models import BATCH, DIM, HEADS, hidden, lengths_mask, loss_of
-from tests.watching import flat, strict
+from tests.capture.models import BATCH, DIM, HEADS, hidden, lengths_mask
+from tests.watching import flat, second_step, step_of, strict
 
 TOKENS = 14
 LIMITS = [None, 5, 2]
@@ -98,18 +98,7 @@ def test_rows_are_spread_over_all_chunks(how: str, causal: bool, wanted: int | N
 
 def test_the_site_and_its_readings_are_those_of_one_call() -> None:
     chunked, whole = Tower("sliced", causal=True), Tower("sliced", size=TOKENS, causal=True)
-    snapshots = []
-    for model in (chunked, whole):
-        monitor = strict(model, max_queries=None)
-        for step in range(2):
-            with monitor.observe(step):
-                loss_of(model(*call(step)[0])).backward()
-            model.zero_grad()
-        snapshots.append(monitor.latest)
-        monitor.close()
-    one, other = snapshots
-    assert one is not None
-    assert other is not None
+    one, other = (second_step(model, call, max_queries=None) for model in (chunked, whole))
     assert [(site.name, site.heads, site.causal, site.cross) for site in one.sites] == [
         (site.name, site.heads, site.causal, site.cross) for site in other.sites
     ]
@@ -118,6 +107,26 @@ def test_the_site_and_its_readings_are_those_of_one_call() -> None:
     first = probe(chunked, *call(1)[0])
     assert first.notes == ()
     assert not any(map(math.isnan, flat(first, "attention_uniformity")))
+
+
+def test_a_last_chunk_of_one_query_is_a_chunk() -> None:
+    model = Tower("sliced", size=TOKENS - 1)
+    assert probe(model, *call(0)[0]).notes == ()
+    for _, _, run in both_ways(model, call, limits=(None, None, None)):
+        heard = run()
+        for layer in range(2):
+            truth: Any = model.blocks[layer]["attend"].truth  # type: ignore[index]
+            assert_rows(heard.rows(f"blocks.{layer}.attend"), truth, None)
+
+
+def test_chunks_of_an_empty_batch_are_read_from_the_next_batch_on() -> None:
+    model = Tower("sliced")
+    monitor = strict(model)
+    with monitor.observe(0):
+        model(call(0)[0][0][:0])
+    assert monitor.latest is not None
+    assert "an empty tensor" in monitor.latest.missing["blocks.0"]
+    assert not any(map(math.isnan, flat(step_of(monitor, model, 1, call(1)), "attention_uniformity")))
 
 
 def test_queries_at_padding_are_left_out() -> None:

@@ -22,7 +22,7 @@ from collapse_monitor.once import find_sites
 from tests.capture.hearing import Heard, assert_rows, both_ways, strided
 from tests.capture.kernel_packages import packages
 from tests.capture.models import BATCH, DIM, HEADS, TOKENS, bert, hidden, lengths_mask, llama, loss_of, words
-from tests.watching import flat, strict
+from tests.watching import flat, second_step, strict
 
 LENGTHS = (4, 10, 7)
 LIMITS = [pytest.param(None, id="all_rows", marks=pytest.mark.slow), pytest.param(4, id="sampled_rows")]
@@ -341,16 +341,8 @@ def test_models_of_hugging_face(
         torch.manual_seed(0)
         model: Any = build("sdpa").eval()
         model.config._attn_implementation = kernel
-        monitor = strict(model, source="train", max_queries=None)
-        for step in range(2):
-            with monitor.observe(step):
-                loss_of(model(**given)).backward()
-            model.zero_grad()
-        snapshots.append(monitor.latest)
-        monitor.close()
+        snapshots.append(second_step(model, lambda _: ((), given), source="train", max_queries=None))
     one, other = snapshots
-    assert one is not None
-    assert other is not None
     assert [(s.name, s.heads, s.query_length, s.causal) for s in one.sites] == [
         (s.name, s.heads, s.query_length, s.causal) for s in other.sites
     ]
@@ -425,18 +417,7 @@ def test_readings_are_those_of_the_same_model_with_the_kernel_of_torch(slow: typ
     kernel = imported("flash_attn", "flash_attn_func")
     external = Tower(lambda q, k, v: kernel(q, k, v, causal=True))
     fused = Tower(lambda q, k, v: of_sdpa(q, k, v, is_causal=True))
-    snapshots = []
-    for model in (external, fused):
-        monitor = strict(model)
-        for step in range(2):
-            with monitor.observe(step):
-                loss_of(model(hidden(step, BATCH, TOKENS, DIM))).backward()
-            model.zero_grad()
-        snapshots.append(monitor.latest)
-        monitor.close()
-    one, other = snapshots
-    assert one is not None
-    assert other is not None
+    one, other = (second_step(model, calls(BATCH, TOKENS, DIM)) for model in (external, fused))
     assert [(s.name, s.heads, s.causal, s.cross) for s in one.sites] == [(s.name, s.heads, s.causal, s.cross) for s in other.sites]
     assert set(one.missing) == set(other.missing)
     for name in one.metrics:

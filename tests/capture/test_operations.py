@@ -8,29 +8,17 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from collapse_monitor.capture.sampling import Sampler, default_layout
 from collapse_monitor.metrics import DEFAULT_METRICS, Metric
 from collapse_monitor.monitor import Monitor
 from tests.capture.models import WrittenGPT, bert, encoder, lengths_mask, loss_of, words
+from tests.watching import Dispatched
 
 OF_BLOCKS = ("hidden", "transition", "features")
 OF_ATTENTION = ("attention", "logits", "attention_pair", "attention_batch", "branch", "qv_gradient")
 PER_ATTENTION = 40
 """The most that one attention may add to a sampled step, its rows, its branch and its gradients together."""
-
-
-class Dispatched(TorchDispatchMode):
-    """Counts what reaches the device, views included."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names[str(func)] += 1
-        return func(*args, **(kwargs or {}))
 
 
 def reading(*reads: str) -> list[Metric]:

@@ -27,9 +27,12 @@ def chunk_of(event: Event, earlier: Sequence[Event]) -> Chunk | None:
     The keys are the same for all of them, or those up to the last query of each.
     """
     whole = _whole(event.query_label)
+    start = sum(other.query_length for other in earlier)
+    if whole is None and event.query_length == 1 and earlier:
+        whole = _whole(earlier[0].query_label)  # an axis of one query has no label: it may be the last one, if one is left over
+        whole = whole if whole is not None and start + 1 == size_of(whole) else None
     if whole is None or event.inverted or event.packed is not None:
         return None
-    start = sum(other.query_length for other in earlier)
     if start + event.query_length > size_of(whole) or not all(_belongs(event, other, whole) for other in earlier):
         return None
     same = all(same_axis(event.key_label, other.key_label) for other in earlier)

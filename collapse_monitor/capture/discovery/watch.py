@@ -277,7 +277,9 @@ class Discovery(Reader):
             if attention.chunks and all(event.operation.index in self._chunks for event in found.events):
                 key = ("chunks", found.first.operation.index)
                 rows = [self._chunks[event.operation.index] for event in found.events]
-                self.receiver.attention(key, join_chunks([(c, part) for c, part in zip(attention.chunks, rows, strict=True) if part]))
+                parts = [(chunk, part) for chunk, part in zip(attention.chunks, rows, strict=True) if part is not None]
+                if parts:  # none where the rows could not be read: the batch is empty, say
+                    self.receiver.attention(key, join_chunks(parts))
             sites[key] = attention.site
             if found.first in self.refused:
                 self.missing[attention.site.name] = self.refused[found.first]
